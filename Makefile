@@ -1,0 +1,35 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set up .venv by themselves.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+OUT ?= out
+
+.PHONY: demo test check bench clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+## demo: five cache policies on a real gpt-oss-20b trace: a table, pictures and a timeline under out/demo
+demo: $(VENV)/.installed
+	$(BIN)/moesim replay experiments/demo/demo.toml --out $(OUT)/demo
+
+## test: everything that CI runs
+test: $(VENV)/.installed-dev
+	$(MAKE) check
+
+## check: format, lint, types, import order, tests; stops at the first failure
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 2 --dist loadscope
+
+clean:
+	rm -rf $(VENV) $(OUT)

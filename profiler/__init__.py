@@ -1,0 +1,1 @@
+"""The only code that touches a device: recording, calibration and execution."""
