@@ -102,7 +102,7 @@ def parse_bytes_per_s(text: str, field: str) -> int:
     if is_rate and unit in _BIT_FACTORS:
         return int((number * _BIT_FACTORS[unit] / 8).to_integral_value())
     raise ConfigError(
-        f"{field}: {text!r} needs a unit of bandwidth: write '25 GB/s' (1e9 bytes), '25 GiB/s' (2**30 bytes) or '25 Gbit/s'"
+        f"{field}: {text!r} needs a unit of bandwidth: '25 GB/s' (1e9 bytes), '25 GiB/s' (2**30) or '25 Gbit/s'"
     )
 
 
