@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from moesim.errors import ConfigError
-from moesim.files import atomic_path
+from moesim.files import atomic_write
 from moesim.results import RunResult
 from moesim.timeline.placement import STALL_KINDS, ExpertsOrder, LayerTimes, NeededCopy, place_waits
 
@@ -230,7 +230,7 @@ def write_timeline(
         "steps_shown": n_shown,
         "steps_in_run": len(result.steps),
     }
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
         handle.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)}, "traceEvents": [\n')
         for index, event in enumerate(timeline_events(result, n_steps=n_steps, experts=experts)):
             handle.write((",\n" if index else "") + event)

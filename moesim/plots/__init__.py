@@ -1,0 +1,10 @@
+"""Pictures of results: PNG and SVG, the same bytes for the same numbers.
+
+What belongs here: drawing. What does not: computing or choosing numbers, showing windows.
+"""
+
+from moesim.plots.layer_hit_rate import draw_layer_hit_rate
+from moesim.plots.style import save_figure
+from moesim.plots.tpot_breakdown import draw_tpot_breakdown
+
+__all__ = ["draw_layer_hit_rate", "draw_tpot_breakdown", "save_figure"]
