@@ -61,7 +61,22 @@ def timed_result(*parts: RequestRows) -> RunResult:
 
 def info(**changes: Any) -> dict[str, Any]:
     """Give the info of a made-up run."""
-    return {"model": "toy", "device": "bench", "trace": "toy.parquet", "notes": [], **changes}
+    return {
+        "trace": "toy.parquet",
+        "trace_provenance": {"kind": "synthetic", "source": "seeded"},
+        "model": "toy",
+        "model_source": "shape stated by the trace",
+        "device": "bench",
+        "device_provenance": {"h2d_bandwidth": "measured", "peak_flops": "assumed", "memory_bandwidth": "measured"},
+        "slots": 8,
+        "pool_bytes": None,
+        "expert_bytes": [EXPERT_BYTES],
+        "warm_start": "empty",
+        "score_source": "all",
+        "score_kind": "softmax",
+        "notes": [],
+        **changes,
+    }
 
 
 def toy_result(

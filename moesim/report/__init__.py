@@ -1,0 +1,22 @@
+"""Results as tables and as one JSON object, each with where its numbers come from.
+
+What belongs here: choosing, naming and laying out numbers. What does not: computing them, printing, drawing.
+"""
+
+from moesim.report.bounds import bound_scenarios
+from moesim.report.entries import Entry, Floor, Role, entry, floors
+from moesim.report.notes import notes, provenance_lines
+from moesim.report.tables import report_json, report_table
+
+__all__ = [
+    "Entry",
+    "Floor",
+    "Role",
+    "bound_scenarios",
+    "entry",
+    "floors",
+    "notes",
+    "provenance_lines",
+    "report_json",
+    "report_table",
+]

@@ -1,0 +1,64 @@
+"""Which clairvoyant runs stand beside a set of scenarios."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+from moesim.policies.registry import Predictor
+from moesim.scenario import Scenario
+from moesim.units import format_bytes
+
+_FREE = {"name", "backend", "seed", "score_source", "eviction", "prefetch"}
+
+
+def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
+    """Give one clairvoyant scenario per set of scenarios that differ only in their policies.
+
+    Eviction becomes ``belady_bypass``. Scenarios that prefetch get a bound of their own, whose predictor is the
+    ``oracle`` and whose depth is the largest among them.
+
+    Parameters
+    ----------
+    scenarios : sequence of Scenario
+        The runs to bound.
+
+    Returns
+    -------
+    tuple of Scenario
+        In order of first appearance, with different names.
+    """
+    groups: dict[tuple[str, bool], list[Scenario]] = {}
+    for scenario in scenarios:
+        fixed = json.dumps(scenario.model_dump(mode="json", exclude=_FREE), sort_keys=True)
+        groups.setdefault((fixed, scenario.prefetch.kind != Predictor.NONE), []).append(scenario)
+    names = _names(list(groups.values()), [prefetches for _, prefetches in groups])
+    bounds = []
+    for name, (key, group) in zip(names, groups.items(), strict=True):
+        model = max(group, key=lambda scenario: scenario.prefetch.depth) if key[1] else group[0]
+        predictor = "oracle" if key[1] else "none"
+        settings = {"name": name, "eviction.policy": "belady_bypass", "prefetch.predictor": predictor}
+        bounds.append(model.with_settings(settings))
+    return tuple(bounds)
+
+
+def _names(groups: Sequence[Sequence[Scenario]], prefetches: Sequence[bool]) -> list[str]:
+    """Name the bounds, saying of which cache, or of which runs, where that is needed to tell them apart."""
+    plain = ["clairvoyant bound" + (", oracle prefetch" if prefetching else "") for prefetching in prefetches]
+    sized = [f"{name}, {_cache_text(group[0])}" for name, group in zip(plain, groups, strict=True)]
+    of_runs = [f"{name} of {group[0].name}" for name, group in zip(plain, groups, strict=True)]
+    for names in (plain, sized):
+        if max(Counter(names).values(), default=0) <= 1:
+            return names
+    return of_runs
+
+
+def _cache_text(scenario: Scenario) -> str:
+    """Write the size of a scenario's cache."""
+    cache = scenario.cache
+    if cache.pool is not None:
+        return f"pool {format_bytes(cache.pool)}"
+    if cache.slots == "auto":
+        return f"budget {format_bytes(cache.budget)}" if cache.budget is not None else "slots auto"
+    if isinstance(cache.slots, int):
+        return f"{cache.slots} slots"
+    return f"{sum(cache.slots)} slots in all"

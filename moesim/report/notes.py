@@ -1,0 +1,152 @@
+"""What a table must say beside its numbers: which mean, which start, whose device, what is wrong."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from moesim.metrics import PERCENTILE_METHOD
+from moesim.report.entries import Entry, floors
+from moesim.units import format_bytes
+
+_START_TEXT = {"empty": "cold start (empty slots)", "lowest_id": "warm start (slots full of the lowest expert ids)"}
+
+
+def _grouped(pairs: Iterable[tuple[str, str]], n_runs: int) -> str:
+    """Write ``text [names]`` once per text, without the names when all runs share it."""
+    groups: dict[str, list[str]] = {}
+    for name, text in pairs:
+        groups.setdefault(text, []).append(name)
+    if len(groups) == 1 and n_runs == len(next(iter(groups.values()))):
+        return next(iter(groups))
+    return "; ".join(f"{text} [{_shortened(names, ' | ')}]" for text, names in groups.items())
+
+
+def _counted(n: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _shortened(values: Sequence[object], separator: str = ", ") -> str:
+    """Write the first ten values and how many follow."""
+    shown = separator.join(map(str, values[:10]))
+    return f"{shown} and {len(values) - 10} more" if len(values) > 10 else shown
+
+
+def _trace_text(item: Entry) -> str:
+    """Name a run's trace, how it came about and its requests' domains."""
+    info = item.result.info
+    provenance = info.get("trace_provenance") or {}
+    text = str(info.get("trace", "not stated"))
+    if provenance:
+        text += f", {provenance.get('kind')}: {provenance.get('source')}"
+    domains = sorted({str(domain) for domain in item.result.requests["domain"].dropna()})
+    return f"{text}, domain {_shortened(domains)}" if domains else text
+
+
+def _model_text(info: Mapping[str, Any]) -> str:
+    """Name the model, the size of an expert and where its shape is from."""
+    sizes = info.get("expert_bytes") or []
+    text = str(info.get("model", "not stated"))
+    if sizes:
+        text += f", experts of {' to '.join(dict.fromkeys(format_bytes(size) for size in (sizes[0], sizes[-1])))}"
+    return f"{text}, {info['model_source']}" if info.get("model_source") else text
+
+
+def _device_text(info: Mapping[str, Any]) -> str:
+    """Name the device and group its numbers by provenance."""
+    groups: dict[str, list[str]] = {}
+    for number, provenance in (info.get("device_provenance") or {}).items():
+        groups.setdefault(str(provenance), []).append(number)
+    text = str(info.get("device", "not stated"))
+    numbers = "; ".join(f"{provenance}: {', '.join(names)}" for provenance, names in groups.items())
+    return f"{text}, {numbers}" if numbers else text
+
+
+def _cache_text(info: Mapping[str, Any]) -> str:
+    """Write the resolved size of the cache and what it held at the start."""
+    slots, pool_bytes = info.get("slots"), info.get("pool_bytes")
+    if pool_bytes is not None:
+        size = f"global pool of {format_bytes(pool_bytes)}"
+    elif isinstance(slots, list):
+        size = f"{min(slots)} to {max(slots)} slots per layer, {sum(slots)} in all"
+    else:
+        size = f"{slots} slots per layer"
+    start = info.get("warm_start")
+    return f"{size}, {_START_TEXT.get(start, start)}" if start else size
+
+
+def _score_text(info: Mapping[str, Any]) -> str:
+    """Name the scores that policies saw; a threshold means something else in each domain."""
+    kind = info.get("score_kind")
+    if kind is None:
+        return "none recorded"
+    return f"{kind}, of the chosen experts only" if info.get("score_source") == "topk" else f"{kind}, of all experts"
+
+
+def provenance_lines(entries: Sequence[Entry]) -> list[str]:
+    """Say where the numbers come from, one line per kind of input; a line is shared by all runs or names theirs."""
+    infos = [(item.name, item.result.info) for item in entries]
+    texts: dict[str, list[tuple[str, str]]] = {
+        "Trace": [(item.name, _trace_text(item)) for item in entries],
+        "Router scores": [(name, _score_text(info)) for name, info in infos],
+        "Model": [(name, _model_text(info)) for name, info in infos],
+        "Device": [(name, _device_text(info)) for name, info in infos],
+        "Cache": [(name, _cache_text(info)) for name, info in infos],
+    }
+    return [f"{title}: {_grouped(pairs, len(entries))}" for title, pairs in texts.items() if pairs]
+
+
+def _run_notes(entries: Sequence[Entry]) -> Iterable[tuple[str, str]]:
+    """Give what runs have to say, as (run, text): requests that are missing, cut numbers, resolved settings."""
+    for item in entries:
+        metrics = item.metrics
+        if metrics.failed_requests:
+            yield item.name, f"failed, no output token: request {_shortened(metrics.failed_requests)}"
+        if metrics.single_token_requests:
+            yield item.name, f"one output token, so no TPOT: request {_shortened(metrics.single_token_requests)}"
+        if metrics.link.clamped:
+            yield item.name, f"link use cut to 100 %: {metrics.link.clamped}"
+        for note in item.result.info.get("notes") or ():
+            yield item.name, str(note)
+
+
+def _identical_notes(entries: Sequence[Entry]) -> Iterable[str]:
+    """Flag runs with different settings whose every step is the same: the setting under test may not act at all."""
+    seen: list[Entry] = []
+    for item in entries:
+        if item.role != "run":
+            continue
+        for other in seen:
+            differ = item.result.scenario_hash != other.result.scenario_hash
+            if differ and item.result.steps.equals(other.result.steps):
+                yield (
+                    f"{other.name} and {item.name} differ in their settings but in no number: "
+                    "what differs has no effect here"
+                )
+                break
+        else:
+            seen.append(item)
+
+
+def notes(entries: Sequence[Entry]) -> list[str]:
+    """Say everything that a reader of the table must know, one line each."""
+    if not entries:
+        return []
+    sizes = [(item.name, _counted(item.metrics.tpot_ns.n, "request")) for item in entries]
+    over = _grouped(sizes, len(entries))
+    lines = [
+        "TPOT: (last token - first token) / (output tokens - 1), one value per request",
+        f"Mean and percentiles ({PERCENTILE_METHOD}): over requests, each weighing the same: {over}",
+        "Hits, late, misses: of distinct experts per layer and decode step; MB: asked for by decode steps",
+    ]
+    if any(item.metrics.ttft_ns.n for item in entries):
+        lines.append("TTFT: arrival to first token, queueing included; mean")
+    if floors(entries):
+        lines.append("Compute-only floor: the same steps if no copy were ever waited for")
+    if any(item.role == "bound" for item in entries):
+        lines.append("Clairvoyant bound: reads the future of the trace, so no server can run it")
+    by_text: dict[str, list[tuple[str, str]]] = {}
+    for name, text in _run_notes(entries):
+        by_text.setdefault(text, []).append((name, text))
+    lines.extend(_grouped(pairs, len(entries)) for pairs in by_text.values())
+    lines.extend(_identical_notes(entries))
+    return lines

@@ -1,0 +1,175 @@
+"""The table of a comparison, and the same as plain JSON values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from moesim.metrics import SPLIT_PARTS, Spread
+from moesim.report.entries import Entry, Floor, floors
+from moesim.report.notes import notes, provenance_lines
+from moesim.units import ns_to_ms
+
+REPORT_VERSION = 1
+
+_MISSING = "-"
+_WIDE = 105
+_LATENCY_TITLES = (
+    "TPOT ms\nmean", "\np50", "\np95", "\np99", "TTFT\nms", "hit\n%", "late\n%", "misses\n/token", "MB\n/token",
+    "link\n%",
+)  # fmt: skip
+_SPLIT_TITLES = ("\nstep", "\ncompute", "stall\ndemand", "\nlate", "\nqueue", "\nlaunch")
+
+
+def _decimals(values_ns: Sequence[float | None]) -> int:
+    """Choose how many decimals of a ms tell the values of a column apart."""
+    largest = max((ns_to_ms(value) for value in values_ns if value is not None), default=0.0)
+    return 2 if largest >= 10 else 3 if largest >= 1 else 4
+
+
+def _ms(value_ns: float | None, decimals: int) -> str:
+    """Write nanoseconds as ms."""
+    return _MISSING if value_ns is None else f"{ns_to_ms(value_ns):.{decimals}f}"
+
+
+def _percent(value: float | None) -> str:
+    """Write a share in percent."""
+    return _MISSING if value is None else f"{100 * value:.1f}"
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    """Write a plain number with one decimal."""
+    return _MISSING if value is None else f"{value / scale:.1f}"
+
+
+def _new_table(title: str, columns: Sequence[str], *, is_wide: bool) -> Table:
+    """Start a table whose first column is a name and whose other columns are numbers."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1) if is_wide else (0, 0),
+    )
+    table.add_column("\nscenario", overflow="fold", min_width=12)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _spread_cells(spread: Spread, decimals: int) -> list[str]:
+    """Write mean and percentiles."""
+    return [_ms(value, decimals) for value in (spread.mean, spread.p50, spread.p95, spread.p99)]
+
+
+def _latency_table(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide: bool) -> Table:
+    """Lay out latencies, rates and traffic."""
+    table = _new_table("Latency, hits and traffic", _LATENCY_TITLES, is_wide=is_wide)
+    decimals = _decimals([item.metrics.tpot_ns.p50 for item in entries])
+    ttft_decimals = _decimals([item.metrics.ttft_ns.mean for item in entries])
+    for item in entries:
+        metrics = item.metrics
+        table.add_row(
+            Text(item.name),
+            *_spread_cells(metrics.tpot_ns, decimals),
+            _ms(metrics.ttft_ns.mean, ttft_decimals),
+            _percent(metrics.decode.hit_rate),
+            _percent(metrics.decode.late_rate),
+            _number(metrics.decode.misses_per_token),
+            _number(metrics.decode_bytes_per_token, 1e6),
+            _percent(metrics.link.use_frac),
+            style="italic" if item.role == "bound" else None,
+        )
+    for base in bases:
+        table.add_row(Text(base.name), *_spread_cells(base.tpot_ns, decimals), *[_MISSING] * 6, style="italic")
+    return table
+
+
+def _split_table(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide: bool) -> Table:
+    """Lay out where the time of a decode step goes."""
+    table = _new_table("Where the time of a decode step goes, ms (mean)", _SPLIT_TITLES, is_wide=is_wide)
+    decimals = _decimals([item.metrics.itl_ns.mean for item in entries])
+    for item in entries:
+        means = item.metrics.split.mean_ns()
+        parts = [_ms(means.get(name), decimals) for name in SPLIT_PARTS]
+        style = "italic" if item.role == "bound" else None
+        table.add_row(Text(item.name), _ms(item.metrics.itl_ns.mean, decimals), *parts, style=style)
+    for base in bases:
+        value = _ms(base.itl_ns, decimals)
+        table.add_row(Text(base.name), value, value, *[_MISSING] * 4, style="italic")
+    return table
+
+
+class _Report:
+    """Lays the tables out for the width at hand when it is printed."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = entries
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        """Give the tables and the lines below them."""
+        bases = floors(self._entries)
+        is_wide = options.max_width >= _WIDE
+        yield _latency_table(self._entries, bases, is_wide=is_wide)
+        yield _split_table(self._entries, bases, is_wide=is_wide)
+        for line in (*provenance_lines(self._entries), *notes(self._entries)):
+            yield Text(line)
+
+
+def report_table(entries: Sequence[Entry]) -> RenderableType:
+    """Lay a comparison out: one row per run, bounds and floors below, and what the numbers mean.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+        Runs in the order to show; bounds are moved below them.
+    """
+    return _Report(_ordered(entries))
+
+
+def _ordered(entries: Sequence[Entry]) -> list[Entry]:
+    """Put bounds behind runs, keeping the order within each."""
+    return sorted(entries, key=lambda item: item.role == "bound")
+
+
+def report_json(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Give a comparison as plain JSON values; times in ns, sizes in bytes, undefined values null.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+        As for `report_table`.
+    """
+    ordered = _ordered(entries)
+    return {
+        "report_version": REPORT_VERSION,
+        "runs": [
+            {
+                "name": item.name,
+                "role": item.role,
+                "scenario_hash": item.result.scenario_hash,
+                "settings": item.scenario.model_dump(mode="json") if item.scenario is not None else None,
+                "info": item.result.info,
+                "metrics": item.metrics.as_dict(),
+            }
+            for item in ordered
+        ],
+        "floors": [
+            {
+                "name": base.name,
+                "of": list(base.of),
+                "tpot_mean_ns": base.tpot_ns.mean,
+                "tpot_p50_ns": base.tpot_ns.p50,
+                "tpot_p95_ns": base.tpot_ns.p95,
+                "tpot_p99_ns": base.tpot_ns.p99,
+                "itl_mean_ns": base.itl_ns,
+            }
+            for base in floors(ordered)
+        ],
+        "provenance": provenance_lines(ordered),
+        "notes": notes(ordered),
+    }
