@@ -29,7 +29,10 @@ Routing = Literal["topk", "hash"]
 
 
 class FamilyShape(BaseModel):
-    """What a family's reader takes from a config; the fields mean what they mean in ``ModelSpec``."""
+    """What a family's reader takes from a config; the fields mean what they mean in ``ModelSpec``.
+
+    ``ties_embeddings`` is what the reference does when the config does not say.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,6 +50,7 @@ class FamilyShape(BaseModel):
     n_dense_mlps_in_moe_layer: int = 0
     has_bias: bool = False
     has_gate: bool = True
+    ties_embeddings: bool = False
 
 
 def _n_layers(reader: ConfigReader) -> int:
@@ -196,6 +200,7 @@ def _ernie4_5_moe(reader: ConfigReader) -> FamilyShape:
         dense_width=reader.integer("intermediate_size", default=0),
         attention=repeated(grouped_query(reader, has_bias=has_bias), n_layers),
         has_bias=has_bias,
+        ties_embeddings=True,
     )
 
 
@@ -297,6 +302,7 @@ def _gemma4(reader: ConfigReader) -> FamilyShape:
         dense_width=reader.integer("intermediate_size", least=1),
         n_dense_mlps_in_moe_layer=1,
         attention=gemma4_attention(reader),
+        ties_embeddings=True,
     )
 
 

@@ -64,13 +64,13 @@ def spec_from_config(
     family = _family(text, config, file)
     reader = ConfigReader(text, family, file)
     counts = [text[key] for key in _EXPERT_COUNT_KEYS if key in text]
-    if counts and all(count in {None, 0, 1} for count in counts):
+    if counts and all(count is None or count in (0, 1) for count in counts):
         raise reader.dense(f"the expert count is {counts[0]}")
     shape = FAMILIES[family](reader)
     if not shape.moe_layers:
         raise reader.dense("none of its layers has routed experts")
     fields: dict[str, Any] = {
-        **shape.model_dump(exclude={"attention", "routing", "has_bias", "has_gate"}),
+        **shape.model_dump(exclude={"attention", "routing", "has_bias", "has_gate", "ties_embeddings"}),
         "attention": shape.attention,
         "routing": shape.routing or "topk",
         "name": name,
@@ -79,7 +79,7 @@ def spec_from_config(
         "notes": notes,
         "hidden_size": reader.integer("hidden_size", least=1),
         "vocab_size": reader.integer("vocab_size", least=1),
-        "tie_word_embeddings": reader.flag("tie_word_embeddings", default=False),
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", default=shape.ties_embeddings),
     }
     precision = read_precision(text, file, has_bias=shape.has_bias, has_gate=shape.has_gate)
     fields["expert_format"] = experts or precision.experts

@@ -138,7 +138,6 @@ def measure_experts(files: Iterable[Path], moe_layers: Sequence[int], n_experts:
     ConfigError
         If a layer has no expert tensors, lacks an expert, or its experts differ in size.
     """
-    wanted = frozenset(moe_layers)
     layers: dict[int, _Layer] = defaultdict(_Layer)
     seen: dict[str, Path] = {}
     where = ""
@@ -148,7 +147,7 @@ def measure_experts(files: Iterable[Path], moe_layers: Sequence[int], n_experts:
             if name in seen:
                 raise ConfigError(f"{path}: tensor {name} is also in {seen[name]}; keep one copy of the checkpoint")
             seen[name] = path
-            _tally(layers, name, tensor, wanted)
+            _tally(layers, name, tensor)
     sizes = tuple(
         _one_expert(layers.get(layer, _Layer()), layer, count, where)
         for layer, count in zip(moe_layers, n_experts, strict=True)
@@ -158,10 +157,10 @@ def measure_experts(files: Iterable[Path], moe_layers: Sequence[int], n_experts:
     return ExpertTensors(sizes, bits.pop() if len(bits) == 1 else None)
 
 
-def _tally(layers: Mapping[int, _Layer], name: str, tensor: TensorInfo, wanted: frozenset[int]) -> None:
+def _tally(layers: Mapping[int, _Layer], name: str, tensor: TensorInfo) -> None:
     """Add a tensor to its layer if it belongs to routed experts; extra prediction modules number layers anew."""
     match = _LAYER.search(name)
-    if match is None or "mtp" in name.split(".") or int(match[1]) not in wanted:
+    if match is None or "mtp" in name.split("."):
         return
     rest = match[2]
     layer = layers[int(match[1])]
