@@ -155,14 +155,18 @@ class Model:
         return [[e for e in row[layer] if 0 <= e < self.inp.n_experts[layer]] for row in pass_.rows]
 
     def demanded(self, pass_: OraclePass, layer: int) -> list[int]:
-        """Distinct experts of the pass, highest demand score first, ties by lowest id."""
-        distinct = {expert for row in self.kept(pass_, layer) for expert in row}
+        """Distinct experts: one token's in recorded order, several tokens' by demand score, ties by lowest id."""
+        kept = self.kept(pass_, layer)
+        if pass_.n_tokens == 1:
+            return list(dict.fromkeys(kept[0]))
+        distinct = {expert for row in kept for expert in row}
         return sorted(distinct, key=lambda expert: (-self.demand_score(pass_, layer, expert), expert))
 
     def demand_score(self, pass_: OraclePass, layer: int, expert: int) -> float:
-        """Highest router score, else highest recorded weight, else highest rank."""
-        if self.settings.score_source == "all":
-            return max(token[layer][expert] for token in pass_.scores)
+        """Highest router score among the tokens that selected the expert, else highest weight, else best rank."""
+        if pass_.scores is not None:
+            chosen_by = [i for i, row in enumerate(pass_.rows) if expert in row[layer]]
+            return max(pass_.scores[i][layer][expert] for i in chosen_by)
         if pass_.weights is not None:
             return max(self._weights_of(pass_, layer, expert))
         return max(-rank for row in pass_.rows for rank, e in enumerate(row[layer]) if e == expert)

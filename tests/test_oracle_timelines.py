@@ -122,11 +122,11 @@ def test_synchronous_staging():
 
 
 @pytest.mark.parametrize(("rule", "attention_ns", "n_prefetches", "late_ns"), [
-    ("fixed", 5, 1, 4), ("paper", 5, 0, 0), ("paper", 10, 1, 0), ("backlog", 9, 0, 0), ("backlog", 10, 1, 0),
+    ("fixed", 5, 1, 7), ("paper", 12, 0, 0), ("paper", 13, 1, 0), ("backlog", 12, 0, 0), ("backlog", 13, 1, 0),
 ])  # fmt: skip
 def test_hash_layer(rule, attention_ns, n_prefetches, late_ns):
     """A hash-routed first layer is prefetched when the step begins, as far as its own attention hides it."""
-    costs = {"attention_ns": attention_ns, "router_ns": 1, "expert_ns": 2, "transfer_ns": 10}
+    costs = {"attention_ns": attention_ns, "router_ns": 1, "expert_ns": 2, "transfer_ns": 10, "launch_overhead_ns": 3}
     inp = case(
         one_layer([3]), n_experts=[4], top_k=[1], slots=[1], routing=["hash"], warm_start="lowest_id", window_rule=rule,
         predictor="popularity", depth=2, costs=costs, expert_bytes=6,
