@@ -11,10 +11,13 @@ from rich.text import Text
 
 from moesim.cli.output import emit
 from moesim.errors import UnknownNameError
-from moesim.policies.registry import EVICTIONS, PREDICTORS
+from moesim.policies.registry import EVICTIONS, PREDICTORS, Eviction, Predictor
 from moesim.scenario import load_scenarios, parse_override, to_toml
 from moesim.specs import DeviceSpec, ModelSpec, Quantity, list_devices, list_models, load_device, load_model
 from moesim.units import format_bytes
+
+_EVICTION_NEEDS = {Eviction.HISTORY: "router scores, unless eviction.weights.score = 0"}
+_PREDICTOR_NEEDS = {Predictor.LOOKAHEAD: "lookahead scores", Predictor.ORACLE: "the future"}
 
 
 def _table(rows: Sequence[dict[str, str]], numbers: frozenset[str] = frozenset()) -> Table:
@@ -118,7 +121,7 @@ def list_policies(as_json: bool) -> None:
             "kind": "eviction",
             "name": kind.name.lower(),
             "summary": needs.summary,
-            "needs": _needs(needs.scores, needs.future),
+            "needs": _EVICTION_NEEDS.get(kind) or _needs(needs.scores, needs.future),
         }
         for kind, needs in EVICTIONS.items()
     ]
@@ -127,14 +130,11 @@ def list_policies(as_json: bool) -> None:
             "kind": "predictor",
             "name": kind.name.lower(),
             "summary": summary,
-            "needs": _PREDICTOR_NEEDS.get(kind.name, "-"),
+            "needs": _PREDICTOR_NEEDS.get(kind, "-"),
         }
         for kind, summary in PREDICTORS.items()
     ]
     emit({"policies": rows}, as_json, _table(rows))
-
-
-_PREDICTOR_NEEDS = {"LOOKAHEAD": "lookahead scores", "ORACLE": "the future"}
 
 
 def _needs(scores: bool, future: bool) -> str:

@@ -94,6 +94,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_ERROR
     except KeyboardInterrupt:
+        # Within a command typer exits with 130 by itself; Ctrl-C can come before or after.
         return EXIT_INTERRUPTED
     except MoesimError as error:
         return _fail(str(error))

@@ -21,6 +21,8 @@ _PART_NAMES = {
     "stall_launch_ns": "stall: copy launch",
 }
 
+_VISIBLE_FRAC = 0.001
+
 _Row = tuple[str, dict[str, float]]
 
 
@@ -82,6 +84,7 @@ def _draw_bars(axes: Axes, rows: Sequence[_Row], heights: Sequence[float], n_run
     """Stack the parts of every row, write the sum behind it and give one handle per part."""
     handles: list[Artist] = []
     lefts = [0.0] * len(rows)
+    total = ns_to_ms(max(sum(parts.values()) for _, parts in rows))
     for part in SPLIT_PARTS:
         widths = [ns_to_ms(parts[part]) for _, parts in rows]
         if not any(widths):
@@ -90,10 +93,12 @@ def _draw_bars(axes: Axes, rows: Sequence[_Row], heights: Sequence[float], n_run
         bars = axes.barh(heights, widths, 0.68, left=lefts, color=color, linewidth=0)
         for bar in bars[n_runs:]:
             bar.set(hatch="////", edgecolor="white", linewidth=0)
-        handles.append(Patch(color=color, label=_PART_NAMES[part]))
+        # A part too thin to see would be a colour in the legend that nobody finds in the picture.
+        if any(width > _VISIBLE_FRAC * total for width in widths):
+            handles.append(Patch(color=color, label=_PART_NAMES[part]))
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    for height, total in zip(heights, lefts, strict=True):
-        axes.annotate(f"{total:.3g}", (total, height), (4, 0), textcoords="offset points", va="center")
+    for height, end in zip(heights, lefts, strict=True):
+        axes.annotate(f"{end:.3g}", (end, height), (4, 0), textcoords="offset points", va="center")
     return handles
 
 
