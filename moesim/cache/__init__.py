@@ -1,0 +1,1 @@
+"""Slots, history and lookup events as arrays with their legal moves; no choices."""

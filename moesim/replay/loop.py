@@ -1,0 +1,215 @@
+"""The compiled loop over passes and layers: decide, time, or both."""
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.cache.history import History
+from moesim.cache.kernels import kernel
+from moesim.cache.lookups import Lookups
+from moesim.cache.slots import Slots
+from moesim.policies.demand import decide_demand, unpin_event
+from moesim.policies.log import DecisionLog, open_moment
+from moesim.policies.prefetch import decide_hash_prefetch, decide_prefetch, has_hash_prefetch
+from moesim.policies.rules import Costs, Passes, Rules, Scratch
+from moesim.replay.link import LinkState, advance, owed_ns
+from moesim.replay.timing import (
+    COMPUTE_NS,
+    DECISION_NS,
+    END_NS,
+    START_NS,
+    Waits,
+    apply_evictions,
+    cancel_unwanted,
+    drain,
+    request_demand,
+    request_prefetches,
+    request_staging,
+    run_experts,
+    run_staged_layer,
+)
+
+DECIDE = 1
+TIME = 2
+
+
+@kernel
+def _begin_pass(
+    rules: Rules,
+    slots: Slots,
+    history: History,
+    passes: Passes,
+    lookups: Lookups,
+    costs: Costs,
+    log: DecisionLog,
+    scratch: Scratch,
+    link: LinkState,
+    waits: Waits,
+    mode: int,
+    request: int,
+    step: int,
+    index: int,
+    now_ns: int,
+    cells: npt.NDArray[np.int64],
+) -> int:
+    """Copy ahead for hash-routed layers, and give the staging buffers their first layers."""
+    n_layers = slots.capacity.shape[0]
+    moment = index * (n_layers + 1)
+    if mode & DECIDE:
+        open_moment(log, moment)
+    if mode & TIME:
+        waits.n[0] = 0
+        waits.staged_row[:] = -1
+        advance(link, costs, now_ns)
+    if mode == TIME:
+        apply_evictions(link, costs, log, log.eviction_offset[moment], log.eviction_offset[moment + 1])
+        first, last = log.prefetch_offset[moment], log.prefetch_offset[moment + 1]
+        request_prefetches(slots, log, link, costs, request, step, first, last, now_ns)
+    else:
+        for target in range(n_layers):
+            if not has_hash_prefetch(rules, passes, index, target):
+                continue
+            owed = owed_ns(link, now_ns) if mode & TIME else 0
+            first, evicted = log.prefetch_offset[moment + 1], log.eviction_offset[moment + 1]
+            decide_hash_prefetch(
+                rules, slots, history, passes, lookups, costs, log, scratch, index, target, owed, cells
+            )
+            if mode & TIME:
+                apply_evictions(link, costs, log, evicted, log.eviction_offset[moment + 1])
+                last = log.prefetch_offset[moment + 1]
+                request_prefetches(slots, log, link, costs, request, step, first, last, now_ns)
+    if mode & TIME:
+        for _ in range(2):
+            request_staging(slots, passes, link, costs, waits, request, step, index, now_ns)
+        now_ns = drain(link, costs, waits, now_ns, cells)
+    return now_ns
+
+
+@kernel
+def _run_event(
+    rules: Rules,
+    slots: Slots,
+    history: History,
+    passes: Passes,
+    lookups: Lookups,
+    costs: Costs,
+    log: DecisionLog,
+    scratch: Scratch,
+    link: LinkState,
+    waits: Waits,
+    mode: int,
+    request: int,
+    step: int,
+    index: int,
+    layer: int,
+    now_ns: int,
+    cells: npt.NDArray[np.int64],
+) -> int:
+    """One lookup event: decide and carry out demand, then prefetch, then let the experts run."""
+    n_layers = slots.capacity.shape[0]
+    event = index * n_layers + layer
+    moment = index * (n_layers + 1) + 1 + layer
+    if mode & TIME:
+        advance(link, costs, now_ns)
+    if mode & DECIDE:
+        if mode & TIME and link.cancels:
+            cancel_unwanted(slots, lookups, link, costs, waits, event, layer, cells)
+        decide_demand(rules, slots, history, passes, lookups, log, scratch, index, layer, cells)
+    evicted = log.eviction_offset[moment + 1]
+    if mode & TIME:
+        apply_evictions(link, costs, log, log.eviction_offset[moment], evicted)
+        request_demand(slots, lookups, log, link, costs, waits, request, step, event, layer, now_ns, cells)
+    if mode & DECIDE:
+        owed = owed_ns(link, now_ns) if mode & TIME else 0
+        decide_prefetch(rules, slots, history, passes, lookups, costs, log, scratch, index, layer, owed, cells)
+        unpin_event(slots, lookups, index, layer)
+    if mode & TIME:
+        apply_evictions(link, costs, log, evicted, log.eviction_offset[moment + 1])
+        first, last = log.prefetch_offset[moment], log.prefetch_offset[moment + 1]
+        request_prefetches(slots, log, link, costs, request, step, first, last, now_ns)
+        now_ns = run_experts(rules, lookups, link, costs, waits, index, layer, now_ns, cells)
+    return now_ns
+
+
+@kernel
+def replay_request(
+    rules: Rules,
+    slots: Slots,
+    history: History,
+    passes: Passes,
+    lookups: Lookups,
+    costs: Costs,
+    log: DecisionLog,
+    scratch: Scratch,
+    link: LinkState,
+    waits: Waits,
+    staged_tokens: npt.NDArray[np.int32],
+    step_of_pass: npt.NDArray[np.int32],
+    mode: int,
+    request: int,
+    start_ns: int,
+    rows: npt.NDArray[np.int64],
+) -> int:
+    """Replay one request.
+
+    Parameters
+    ----------
+    rules, passes, lookups, costs
+        Policies, tokens, events and durations.
+    slots, history, link : Slots, History, LinkState
+        State of the run, updated in place.
+    log : DecisionLog
+        Written when deciding, read when only timing.
+    scratch, waits
+        Working room.
+    staged_tokens : int32[S, L, E] or [0, 0, 0]
+        Tokens of each expert where a pass stages a layer.
+    step_of_pass : int32[S]
+        Step numbers, for the copies.
+    mode : int
+        `DECIDE`, `TIME` or both.
+    request : int
+        Request number, for the copies.
+    start_ns : int
+        Time at which the request starts.
+    rows : int64[S, L, C]
+        Counters and times; zeros on entry where deciding, the logical counters already filled where only timing.
+
+    Returns
+    -------
+    int
+        Time at which the request ends.
+    """
+    now_ns = start_ns
+    n_layers = slots.capacity.shape[0]
+    for index in range(passes.is_decode.shape[0]):
+        step = step_of_pass[index]
+        for layer in range(n_layers):
+            cells = rows[index, layer]
+            cells[START_NS] = now_ns
+            if layer == 0:
+                now_ns = _begin_pass(
+                    rules, slots, history, passes, lookups, costs, log, scratch, link, waits, mode, request, step,
+                    index, now_ns, cells,
+                )  # fmt: skip
+            before_ns = costs.gap_ns[index, layer] + costs.router_ns[index, layer]
+            now_ns += before_ns
+            cells[DECISION_NS] = now_ns
+            cells[COMPUTE_NS] = before_ns
+            if passes.is_event[index * n_layers + layer] != 0:
+                now_ns = _run_event(
+                    rules, slots, history, passes, lookups, costs, log, scratch, link, waits, mode, request, step,
+                    index, layer, now_ns, cells,
+                )  # fmt: skip
+            else:
+                if mode & DECIDE:
+                    open_moment(log, index * (n_layers + 1) + 1 + layer)
+                if mode & TIME:
+                    now_ns = run_staged_layer(
+                        rules, slots, passes, link, costs, waits, staged_tokens[index, layer], request, step, index,
+                        layer, now_ns, cells,
+                    )  # fmt: skip
+            cells[END_NS] = now_ns
+        now_ns += costs.head_ns[index]
+    if mode & TIME:
+        advance(link, costs, now_ns)
+    return now_ns

@@ -1,0 +1,380 @@
+"""When everything of a pass happens, given what was decided."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.cache.kernels import kernel
+from moesim.cache.lookups import Lookups
+from moesim.cache.slots import Slots, release
+from moesim.policies.log import PLACED, RESIDENT, DecisionLog
+from moesim.policies.prefetch import experts_compute_ns
+from moesim.policies.rules import Costs, Passes, Rules
+from moesim.replay.link import (
+    BUSY_UNTIL,
+    DEMAND,
+    LANDED,
+    LAUNCH,
+    N_WAITING,
+    PREFETCH,
+    RUNNING,
+    STAGING,
+    STARTED,
+    LinkState,
+    advance,
+    forget,
+    promote,
+    request_copy,
+    request_expert,
+    serve,
+    start_next,
+    submit,
+)
+from moesim.results import Column
+
+START_NS = int(Column.START_NS)
+DECISION_NS = int(Column.DECISION_NS)
+END_NS = int(Column.END_NS)
+COMPUTE_NS = int(Column.COMPUTE_NS)
+STALL_DEMAND_NS = int(Column.STALL_DEMAND_NS)
+STALL_LATE_NS = int(Column.STALL_LATE_NS)
+STALL_QUEUE_NS = int(Column.STALL_QUEUE_NS)
+STALL_LAUNCH_NS = int(Column.STALL_LAUNCH_NS)
+N_HITS = int(Column.N_HITS)
+N_LATE = int(Column.N_LATE)
+N_PREFETCH_WASTED = int(Column.N_PREFETCH_WASTED)
+
+MISS, LATE = 1, 2
+
+
+class Waits(NamedTuple):
+    """Working room of the timing.
+
+    Attributes
+    ----------
+    row, entry, cause : int64[E]
+        Copies that the running event waits for: link row, lookup entry, and `MISS` or `LATE`.
+    n : int64[2]
+        How many there are, and how many late ones still wait.
+    staged_row : int64[L]
+        Link row of each staged layer's copy in this pass, -1 if not requested.
+    is_demanded : uint8[E]
+        Marks of the running event.
+    """
+
+    row: npt.NDArray[np.int64]
+    entry: npt.NDArray[np.int64]
+    cause: npt.NDArray[np.int64]
+    n: npt.NDArray[np.int64]
+    staged_row: npt.NDArray[np.int64]
+    is_demanded: npt.NDArray[np.uint8]
+
+
+def empty_waits(n_layers: int, n_experts: int) -> Waits:
+    """Make working room for L layers of E experts."""
+    return Waits(
+        np.zeros(n_experts, np.int64),
+        np.zeros(n_experts, np.int64),
+        np.zeros(n_experts, np.int64),
+        np.zeros(2, np.int64),
+        np.zeros(n_layers, np.int64),
+        np.zeros(n_experts, np.uint8),
+    )
+
+
+@kernel
+def wait_for(link: LinkState, row: int, cause: int, now_ns: int, cells: npt.NDArray[np.int64]) -> int:
+    """Let the compute stream wait for a copy that has started, and book the stall.
+
+    Parameters
+    ----------
+    link : LinkState
+        Link whose table holds the copy.
+    row : int
+        Row of the copy.
+    cause : int
+        `MISS`, `LATE`, or 0 for a copy that nobody waits for but a synchronous link.
+    now_ns : int
+        Time of the compute stream.
+    cells : int64[C]
+        Row of the layer step.
+
+    Returns
+    -------
+    int
+        Time of the compute stream afterwards.
+    """
+    landed = int(link.table[row, LANDED])
+    if landed <= now_ns:
+        return now_ns
+    if cause == 0:
+        cells[STALL_QUEUE_NS] += landed - now_ns
+        return landed
+    started = link.table[row, STARTED]
+    launched = started + link.table[row, LAUNCH]
+    if now_ns < started:
+        cells[STALL_QUEUE_NS] += started - now_ns
+        now_ns = started
+    if now_ns < launched:
+        cells[STALL_LAUNCH_NS] += launched - now_ns
+        now_ns = launched
+    cells[STALL_DEMAND_NS if cause == MISS else STALL_LATE_NS] += landed - now_ns
+    return landed
+
+
+@kernel
+def _cause_of(link: LinkState, waits: Waits, row: int) -> int:
+    """Why a copy is waited for; a staging copy counts as demanded."""
+    for position in range(waits.n[0]):
+        if waits.row[position] == row:
+            return int(waits.cause[position])
+    return MISS if link.table[row, 1] == STAGING else 0
+
+
+@kernel
+def drain(link: LinkState, costs: Costs, waits: Waits, now_ns: int, cells: npt.NDArray[np.int64]) -> int:
+    """Wait until a synchronous link has nothing running or waiting; an asynchronous one is not waited for."""
+    if link.is_asynchronous:
+        return now_ns
+    if link.cursor[BUSY_UNTIL] > now_ns:
+        row = link.cursor[RUNNING]
+        now_ns = wait_for(link, row, _cause_of(link, waits, row), now_ns, cells)
+    while link.cursor[N_WAITING] > 0:
+        row = start_next(link, costs)
+        now_ns = wait_for(link, row, _cause_of(link, waits, row), now_ns, cells)
+    return now_ns
+
+
+@kernel
+def cancel_unwanted(
+    slots: Slots,
+    lookups: Lookups,
+    link: LinkState,
+    costs: Costs,
+    waits: Waits,
+    event: int,
+    layer: int,
+    cells: npt.NDArray[np.int64],
+) -> None:
+    """Drop waiting prefetches that their layer, reached now, does not demand; their slots are empty at once."""
+    first, last = lookups.offset[event], lookups.offset[event + 1]
+    waits.is_demanded[:] = 0
+    for entry in range(first, last):
+        waits.is_demanded[lookups.expert[entry]] = 1
+    for expert in range(link.copy_of.shape[1]):
+        row = link.copy_of[layer, expert]
+        if row < 0 or waits.is_demanded[expert] != 0 or link.table[row, STARTED] >= 0:
+            continue
+        cells[N_PREFETCH_WASTED] += slots.is_unused_prefetch[layer, expert]
+        forget(link, costs, layer, expert)
+        release(slots, layer, expert)
+
+
+@kernel
+def apply_evictions(link: LinkState, costs: Costs, log: DecisionLog, first: int, last: int) -> None:
+    """Take the slots away that a decision took away."""
+    for entry in range(first, last):
+        forget(link, costs, log.eviction_layer[entry], log.eviction_expert[entry])
+
+
+@kernel
+def request_demand(
+    slots: Slots,
+    lookups: Lookups,
+    log: DecisionLog,
+    link: LinkState,
+    costs: Costs,
+    waits: Waits,
+    request: int,
+    step: int,
+    event: int,
+    layer: int,
+    now_ns: int,
+    cells: npt.NDArray[np.int64],
+) -> None:
+    """Tell hits from late ones, promote late ones that still wait, and ask for the misses in demand order."""
+    waits.n[0] = 0
+    first, last = lookups.offset[event], lookups.offset[event + 1]
+    n_promoted = 0
+    for entry in range(first, last):
+        expert = lookups.expert[entry]
+        if log.outcome[entry] != RESIDENT:
+            continue
+        if link.ready_ns[layer, expert] <= now_ns:
+            cells[N_HITS] += 1
+            continue
+        cells[N_LATE] += 1
+        row = link.copy_of[layer, expert]
+        hole = waits.n[0]
+        while hole > 0 and waits.row[hole - 1] > row:
+            waits.row[hole] = waits.row[hole - 1]
+            waits.entry[hole] = waits.entry[hole - 1]
+            hole -= 1
+        waits.row[hole] = row
+        waits.entry[hole] = entry
+        waits.cause[waits.n[0]] = LATE
+        waits.n[0] += 1
+        n_promoted += 1
+    for position in range(n_promoted):
+        row = waits.row[position]
+        if not link.is_fifo and link.table[row, STARTED] < 0:
+            promote(link, row)
+    for entry in range(first, last):
+        if log.outcome[entry] == RESIDENT:
+            continue
+        expert = lookups.expert[entry]
+        is_placed = log.outcome[entry] == PLACED
+        n_bytes = slots.expert_bytes[layer]
+        row = request_expert(link, costs, DEMAND, request, step, layer, expert, n_bytes, is_placed, now_ns)
+        waits.row[waits.n[0]] = row
+        waits.entry[waits.n[0]] = entry
+        waits.cause[waits.n[0]] = MISS
+        waits.n[0] += 1
+
+
+@kernel
+def request_prefetches(
+    slots: Slots,
+    log: DecisionLog,
+    link: LinkState,
+    costs: Costs,
+    request: int,
+    step: int,
+    first: int,
+    last: int,
+    now_ns: int,
+) -> None:
+    """Ask for the copies ahead that a decision chose."""
+    for entry in range(first, last):
+        layer, expert = log.prefetch_layer[entry], log.prefetch_expert[entry]
+        n_bytes = slots.expert_bytes[layer]
+        request_expert(link, costs, PREFETCH, request, step, layer, expert, n_bytes, True, now_ns)
+
+
+@kernel
+def _order_by_landing(link: LinkState, costs: Costs, waits: Waits) -> None:
+    """Run the queue until all awaited copies have started, then sort them by landing time."""
+    for position in range(waits.n[0]):
+        serve(link, costs, waits.row[position])
+    for position in range(1, waits.n[0]):
+        row, entry, cause = waits.row[position], waits.entry[position], waits.cause[position]
+        hole = position
+        while hole > 0 and link.table[waits.row[hole - 1], LANDED] > link.table[row, LANDED]:
+            waits.row[hole] = waits.row[hole - 1]
+            waits.entry[hole] = waits.entry[hole - 1]
+            waits.cause[hole] = waits.cause[hole - 1]
+            hole -= 1
+        waits.row[hole], waits.entry[hole], waits.cause[hole] = row, entry, cause
+
+
+@kernel
+def run_experts(
+    rules: Rules,
+    lookups: Lookups,
+    link: LinkState,
+    costs: Costs,
+    waits: Waits,
+    index: int,
+    layer: int,
+    now_ns: int,
+    cells: npt.NDArray[np.int64],
+) -> int:
+    """Run shared expert and routed experts of an event (DESIGN section 4, step 6).
+
+    Returns
+    -------
+    int
+        Time of the compute stream afterwards.
+    """
+    event = index * costs.gap_ns.shape[1] + layer
+    now_ns = drain(link, costs, waits, now_ns, cells)
+    compute_ns = experts_compute_ns(rules, costs, lookups, layer, lookups.offset[event], lookups.offset[event + 1])
+    cells[COMPUTE_NS] += costs.shared_ns[index, layer] + compute_ns
+    now_ns += costs.shared_ns[index, layer]
+    _order_by_landing(link, costs, waits)
+    if rules.is_grouped:
+        for position in range(waits.n[0]):
+            now_ns = wait_for(link, waits.row[position], waits.cause[position], now_ns, cells)
+        return now_ns + compute_ns
+    awaited_ns = 0
+    for position in range(waits.n[0]):
+        awaited_ns += costs.expert_ns[layer, lookups.n_tokens[waits.entry[position]]] + costs.kernel_launch_ns
+    now_ns += compute_ns - awaited_ns
+    for position in range(waits.n[0]):
+        now_ns = wait_for(link, waits.row[position], waits.cause[position], now_ns, cells)
+        now_ns += costs.expert_ns[layer, lookups.n_tokens[waits.entry[position]]] + costs.kernel_launch_ns
+    return now_ns
+
+
+@kernel
+def request_staging(
+    slots: Slots,
+    passes: Passes,
+    link: LinkState,
+    costs: Costs,
+    waits: Waits,
+    request: int,
+    step: int,
+    index: int,
+    now_ns: int,
+) -> bool:
+    """Ask for the next staged layer that has no buffer in this pass; False when there is none."""
+    n_layers = passes.n_experts.shape[0]
+    for layer in range(n_layers):
+        if passes.is_event[index * n_layers + layer] != 0 or waits.staged_row[layer] >= 0:
+            continue
+        n_bytes = passes.n_experts[layer] * slots.expert_bytes[layer]
+        row = request_copy(link, STAGING, request, step, layer, -1, n_bytes, now_ns)
+        submit(link, costs, row, now_ns)
+        waits.staged_row[layer] = row
+        return True
+    return False
+
+
+@kernel
+def run_staged_layer(
+    rules: Rules,
+    slots: Slots,
+    passes: Passes,
+    link: LinkState,
+    costs: Costs,
+    waits: Waits,
+    staged_tokens: npt.NDArray[np.int32],
+    request: int,
+    step: int,
+    index: int,
+    layer: int,
+    now_ns: int,
+    cells: npt.NDArray[np.int64],
+) -> int:
+    """Run a layer whose experts all come through a staging buffer, then hand the buffer on.
+
+    Parameters
+    ----------
+    staged_tokens : int32[E]
+        Tokens of each expert in this pass.
+
+    Returns
+    -------
+    int
+        Time of the compute stream afterwards.
+    """
+    compute_ns, n_used = 0, 0
+    for expert in range(passes.n_experts[layer]):
+        if staged_tokens[expert] > 0:
+            compute_ns += costs.expert_ns[layer, staged_tokens[expert]]
+            n_used += 1
+    if rules.is_grouped:
+        n_used = min(n_used, 1)
+    compute_ns += n_used * costs.kernel_launch_ns
+    cells[COMPUTE_NS] += costs.shared_ns[index, layer] + compute_ns
+    now_ns += costs.shared_ns[index, layer]
+    row = waits.staged_row[layer]
+    serve(link, costs, row)
+    now_ns = wait_for(link, row, MISS, now_ns, cells) + compute_ns
+    advance(link, costs, now_ns)
+    waits.n[0] = 0
+    if request_staging(slots, passes, link, costs, waits, request, step, index, now_ns):
+        now_ns = drain(link, costs, waits, now_ns, cells)
+    return now_ns

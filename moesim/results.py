@@ -1,0 +1,332 @@
+"""Columns of a run: what a backend reports, and the frames made from it.
+
+Both backends hand over the same integer arrays; nothing here knows how they came about.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from moesim.errors import TraceFormatError
+from moesim.files import atomic_write
+
+RESULT_VERSION = 1
+
+
+class Column(IntEnum):
+    """Columns of the per-layer-step array, in order. Times are integer nanoseconds."""
+
+    START_NS = 0
+    DECISION_NS = 1
+    END_NS = 2
+    COMPUTE_NS = 3
+    STALL_DEMAND_NS = 4
+    STALL_LATE_NS = 5
+    STALL_QUEUE_NS = 6
+    STALL_LAUNCH_NS = 7
+    N_SELECTIONS = 8
+    N_LOOKUPS = 9
+    N_HITS = 10
+    N_LATE = 11
+    N_MISSES = 12
+    N_TRANSIENT = 13
+    N_PREFETCHES = 14
+    N_PREFETCH_USED = 15
+    N_PREFETCH_WASTED = 16
+    N_EVICTIONS = 17
+    DEMAND_BYTES = 18
+    PREFETCH_BYTES = 19
+
+
+N_COLUMNS = len(Column)
+COLUMN_NAMES: tuple[str, ...] = tuple(column.name.lower() for column in Column)
+SUMMED = tuple(column for column in Column if column >= Column.COMPUTE_NS)
+
+
+class CopyKind(IntEnum):
+    """Why bytes crossed the link."""
+
+    DEMAND = 0
+    PREFETCH = 1
+    STAGING = 2
+
+
+COPY_COLUMNS: tuple[str, ...] = (
+    "copy",
+    "kind",
+    "promoted",
+    "request",
+    "step",
+    "layer",
+    "expert",
+    "n_bytes",
+    "requested_ns",
+    "started_ns",
+    "landed_ns",
+    "launch_ns",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestRows:
+    """What a backend reports for one request.
+
+    Attributes
+    ----------
+    request : int
+        Request number.
+    domain : str or None
+        Domain label.
+    prompt_tokens : int
+        Prompt length, 0 when unknown.
+    n_output_tokens : int
+        Tokens produced.
+    arrival_ns, start_ns, first_token_ns, end_ns : int
+        Clock readings; ``first_token_ns`` is -1 when no prefill was modelled.
+    link_busy_ns, n_copies, copied_bytes, n_dropped : int
+        Link counters that grew during this request.
+    step : int32[S]
+        Step number of each pass.
+    is_decode : bool[S]
+        Phase of each pass.
+    n_tokens : int32[S]
+        Tokens of each pass.
+    head_ns : int64[S]
+        Output head of each pass.
+    rows : int64[S, L, C]
+        One row per pass and layer, in the order of `Column`.
+    copies : int64[N, 12] or None
+        Copies whose request fell into this request, in the order of `COPY_COLUMNS`, when detail was asked for.
+    """
+
+    request: int
+    domain: str | None
+    prompt_tokens: int
+    n_output_tokens: int
+    arrival_ns: int
+    start_ns: int
+    first_token_ns: int
+    end_ns: int
+    link_busy_ns: int
+    n_copies: int
+    copied_bytes: int
+    n_dropped: int
+    step: npt.NDArray[np.int32]
+    is_decode: npt.NDArray[np.bool_]
+    n_tokens: npt.NDArray[np.int32]
+    head_ns: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResult:
+    """The tidy columns of one run.
+
+    Attributes
+    ----------
+    name : str
+        The scenario's name.
+    scenario_hash : str
+        Content hash of the settings.
+    info : dict
+        Model, device, trace, resolved settings and where each came from; plain JSON values.
+    requests, steps, layers : pandas.DataFrame
+        Per request; per request and step; per request, phase and layer.
+    layer_steps, copies : pandas.DataFrame or None
+        Per request, step and layer; per copy. None unless detail was asked for.
+    """
+
+    name: str
+    scenario_hash: str
+    info: dict[str, Any]
+    requests: pd.DataFrame
+    steps: pd.DataFrame
+    layers: pd.DataFrame
+    layer_steps: pd.DataFrame | None
+    copies: pd.DataFrame | None
+
+    def save(self, folder: Path) -> None:
+        """Write every frame as Parquet into a folder, each file complete or absent.
+
+        Parameters
+        ----------
+        folder : Path
+            Created when missing.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        head = {"name": self.name, "scenario_hash": self.scenario_hash, "info": self.info, "version": RESULT_VERSION}
+        for frame_name in ("requests", "steps", "layers", "layer_steps", "copies"):
+            frame = getattr(self, frame_name)
+            if frame is None:
+                continue
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+            table = table.replace_schema_metadata({"moesim_result": json.dumps(head, sort_keys=True)})
+            with atomic_write(folder / f"{frame_name}.parquet") as path:
+                pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+
+
+def load_result(folder: Path) -> RunResult:
+    """Read what `RunResult.save` wrote.
+
+    Raises
+    ------
+    TraceFormatError
+        If a frame is missing, unreadable or of another version.
+    """
+    frames: dict[str, pd.DataFrame | None] = {}
+    head: dict[str, Any] = {}
+    for frame_name in ("requests", "steps", "layers", "layer_steps", "copies"):
+        path = folder / f"{frame_name}.parquet"
+        if not path.exists() and frame_name in {"layer_steps", "copies"}:
+            frames[frame_name] = None
+            continue
+        try:
+            table = pq.read_table(path, page_checksum_verification=True)
+        except (OSError, pa.ArrowException) as error:
+            raise TraceFormatError(f"result {path}: cannot be read: {error}; run the replay again") from None
+        head = json.loads((table.schema.metadata or {}).get(b"moesim_result", b"{}"))
+        if head.get("version") != RESULT_VERSION:
+            raise TraceFormatError(f"result {path}: version {head.get('version')} is not {RESULT_VERSION}; run again")
+        frames[frame_name] = table.to_pandas()
+    return RunResult(head["name"], head["scenario_hash"], head["info"], **frames)  # type: ignore[arg-type]
+
+
+class ResultBuilder:
+    """Collects requests as a backend finishes them, so that memory follows the summary and not the trace.
+
+    Parameters
+    ----------
+    n_layers : int
+        MoE layers.
+    detail : bool
+        Keep one row per layer step and the copies too.
+    """
+
+    def __init__(self, n_layers: int, *, detail: bool) -> None:
+        self._n_layers = n_layers
+        self._detail = detail
+        self._requests: list[dict[str, Any]] = []
+        self._steps: list[pd.DataFrame] = []
+        self._layers: list[pd.DataFrame] = []
+        self._layer_steps: list[pd.DataFrame] = []
+
+    def add(self, part: RequestRows) -> None:
+        """Take over one request's rows."""
+        columns = (
+            "request", "domain", "prompt_tokens", "n_output_tokens", "arrival_ns", "start_ns", "first_token_ns",
+            "end_ns", "link_busy_ns", "n_copies", "copied_bytes", "n_dropped",
+        )  # fmt: skip
+        self._requests.append({column: getattr(part, column) for column in columns})
+        phase = np.where(part.is_decode, "decode", "prefill")
+        self._steps.append(_steps_frame(part, phase))
+        self._layers.extend(_layers_frame(part, name, mask) for name, mask in _phases(part))
+        if self._detail:
+            self._layer_steps.append(_detail_frame(part, phase, self._n_layers))
+
+    def build(
+        self, name: str, scenario_hash: str, info: dict[str, Any], copies: npt.NDArray[np.int64] | None
+    ) -> RunResult:
+        """Join everything into the run's frames.
+
+        Parameters
+        ----------
+        name, scenario_hash, info
+            Carried into the result.
+        copies : int64[N, 12] or None
+            Columns of `COPY_COLUMNS`.
+        """
+        return RunResult(
+            name,
+            scenario_hash,
+            info,
+            pd.DataFrame(self._requests),
+            pd.concat(self._steps, ignore_index=True),
+            pd.concat(self._layers, ignore_index=True),
+            pd.concat(self._layer_steps, ignore_index=True) if self._detail else None,
+            copies_frame(copies) if copies is not None and self._detail else None,
+        )
+
+
+def _phases(part: RequestRows) -> Iterable[tuple[str, npt.NDArray[np.bool_]]]:
+    """Give the phases that a request has passes of."""
+    for name, mask in (("prefill", ~part.is_decode), ("decode", part.is_decode)):
+        if mask.any():
+            yield name, mask
+
+
+def _steps_frame(part: RequestRows, phase: npt.NDArray[np.str_]) -> pd.DataFrame:
+    """Sum each pass over its layers."""
+    totals = part.rows.sum(axis=1)
+    frame: dict[str, Any] = {
+        "request": np.full(len(part.step), part.request, np.int32),
+        "step": part.step,
+        "phase": phase,
+        "n_tokens": part.n_tokens,
+        "start_ns": part.rows[:, 0, Column.START_NS],
+        "end_ns": part.rows[:, -1, Column.END_NS] + part.head_ns,
+        "compute_ns": totals[:, Column.COMPUTE_NS] + part.head_ns,
+        "head_ns": part.head_ns,
+    }
+    frame |= {COLUMN_NAMES[column]: totals[:, column] for column in SUMMED if column != Column.COMPUTE_NS}
+    return pd.DataFrame(frame)
+
+
+def _layers_frame(part: RequestRows, phase: str, mask: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    """Sum each layer over the passes of one phase."""
+    totals = part.rows[mask].sum(axis=0)
+    n_layers = totals.shape[0]
+    frame: dict[str, Any] = {
+        "request": np.full(n_layers, part.request, np.int32),
+        "phase": [phase] * n_layers,
+        "layer": np.arange(n_layers, dtype=np.int16),
+    }
+    frame |= {COLUMN_NAMES[column]: totals[:, column] for column in SUMMED}
+    return pd.DataFrame(frame)
+
+
+def _detail_frame(part: RequestRows, phase: npt.NDArray[np.str_], n_layers: int) -> pd.DataFrame:
+    """Lay one row per pass and layer out flat."""
+    flat = part.rows.reshape(-1, N_COLUMNS)
+    frame: dict[str, Any] = {
+        "request": np.full(len(flat), part.request, np.int32),
+        "step": np.repeat(part.step, n_layers),
+        "phase": np.repeat(phase, n_layers),
+        "layer": np.tile(np.arange(n_layers, dtype=np.int16), len(part.step)),
+    }
+    frame |= {COLUMN_NAMES[column]: flat[:, column] for column in Column}
+    return pd.DataFrame(frame)
+
+
+def copies_frame(copies: npt.NDArray[np.int64]) -> pd.DataFrame:
+    """Name the columns of a copy array.
+
+    Parameters
+    ----------
+    copies : int64[N, 12]
+        Columns of `COPY_COLUMNS`, ``kind`` as `CopyKind`.
+    """
+    frame = pd.DataFrame(copies, columns=list(COPY_COLUMNS))
+    frame["kind"] = [CopyKind(kind).name.lower() for kind in frame["kind"]]
+    frame["promoted"] = frame["promoted"].astype(bool)
+    return frame
+
+
+def frames_equal(left: RunResult, right: RunResult) -> Sequence[str]:
+    """Name the frames in which two results differ, in any column or value."""
+    names = ("requests", "steps", "layers", "layer_steps", "copies")
+    different = []
+    for name in names:
+        one, other = getattr(left, name), getattr(right, name)
+        same = one is other if one is None or other is None else one.equals(other)
+        if not same:
+            different.append(name)
+    return different

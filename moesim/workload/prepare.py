@@ -1,0 +1,376 @@
+"""Each request of a trace as the arrays that decisions and clocks read.
+
+What belongs here: passes, lookup events, durations and future of one request. What does not: state of the cache.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.cache.history import History, empty_history
+from moesim.cache.kernels import NEVER
+from moesim.cache.lookups import Lookups, build_lookups, fill_next_events
+from moesim.cache.slots import Slots, empty_slots, place
+from moesim.errors import ConfigError, TraceFormatError, UnsupportedScenarioError
+from moesim.policies.registry import Predictor, ScoreSource
+from moesim.policies.rules import Costs, Passes
+from moesim.trace import RequestTrace
+from moesim.workload.durations import Durations
+from moesim.workload.resolve import Resolved
+
+_NO_FLOATS = np.zeros((0, 0, 0), np.float32)
+_NO_COUNTS = np.zeros((0, 0, 0), np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedRequest:
+    """One request, ready to be replayed.
+
+    Attributes
+    ----------
+    request : int
+        Request number.
+    domain : str or None
+        Domain label.
+    prompt_tokens : int
+        Prompt length, 0 when unknown.
+    has_prefill : bool
+        Whether its prompt is part of the run.
+    n_decode_tokens : int
+        Tokens that decode passes produce.
+    step, n_tokens : int32[S]
+        Step number and tokens of each pass.
+    passes : Passes
+        Tokens as decisions read them.
+    lookups : Lookups
+        Lookup events.
+    costs : Costs
+        Durations.
+    staged_tokens : int32[P, L, E]
+        Tokens of each expert in passes that may stage layers; P covers the passes up to the last prefill.
+    """
+
+    request: int
+    domain: str | None
+    prompt_tokens: int
+    has_prefill: bool
+    n_decode_tokens: int
+    step: npt.NDArray[np.int32]
+    n_tokens: npt.NDArray[np.int32]
+    passes: Passes
+    lookups: Lookups
+    costs: Costs
+    staged_tokens: npt.NDArray[np.int32]
+
+    @property
+    def n_output_tokens(self) -> int:
+        """Tokens that come out: the prompt's pass makes the first, every decode token one more."""
+        return self.n_decode_tokens + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """Passes of one request before any duration is known."""
+
+    trace: RequestTrace
+    first_token: int
+    step: npt.NDArray[np.int32]
+    is_decode: npt.NDArray[np.bool_]
+    n_tokens: npt.NDArray[np.int32]
+    context: npt.NDArray[np.int64]
+    pass_start: npt.NDArray[np.int64]
+    is_event: npt.NDArray[np.uint8]
+    is_recorded: bool
+
+
+class Workload:
+    """The requests of one scenario; every call of `requests` is a fresh pass.
+
+    Parameters
+    ----------
+    resolved : Resolved
+        The settled scenario.
+    source : callable, optional
+        Gives the decoded requests, to share them between runs; it is called with the columns that are needed. Default:
+        stream them from the trace's file.
+    """
+
+    def __init__(
+        self, resolved: Resolved, source: Callable[[tuple[str, ...]], Iterator[RequestTrace]] | None = None
+    ) -> None:
+        self.resolved = resolved
+        self._source = source if source is not None else self._stream
+        self._durations = Durations(resolved)
+        self.numbers = self._chosen_numbers()
+        self.columns = self._needed_columns()
+        self._future: list[npt.NDArray[np.int64]] | None = None
+        self._first_use: npt.NDArray[np.int64] | None = None
+
+    def _chosen_numbers(self) -> tuple[int, ...]:
+        """Apply the request filter."""
+        chosen = self.resolved.scenario.requests
+        meta = self.resolved.reader.meta
+        known = [entry.request for entry in meta.requests]
+        if chosen.ids is not None:
+            missing = sorted(set(chosen.ids) - set(known))
+            if missing:
+                raise ConfigError(f"requests.ids: trace {self.resolved.reader.path} has no request {missing[0]}")
+            known = [number for number in known if number in set(chosen.ids)]
+        if chosen.domains is not None:
+            domain_of = {entry.request: entry.domain or meta.domain for entry in meta.requests}
+            legal = sorted({domain for domain in domain_of.values() if domain is not None})
+            unknown = sorted(set(chosen.domains) - set(legal))
+            if unknown:
+                raise ConfigError(f"requests.domains: {unknown[0]!r} is not in the trace; it has {', '.join(legal)}")
+            known = [number for number in known if domain_of[number] in chosen.domains]
+        if not known:
+            raise ConfigError(f"requests: no request of trace {self.resolved.reader.path} passes the filter")
+        return tuple(known[: chosen.limit])
+
+    def _needed_columns(self) -> tuple[str, ...]:
+        """Name the optional columns that this scenario reads; wide ones only where something looks at them."""
+        rules, available = self.resolved.rules, self.resolved.reader.columns
+        columns = set()
+        if rules.score_source == ScoreSource.ALL:
+            columns.add("scores")
+        if rules.score_source == ScoreSource.TOPK:
+            columns.add("topk_weights")
+        if rules.predictor == Predictor.LOOKAHEAD:
+            columns.add("lookahead")
+        if self._orders_tokens():
+            columns |= {"scores"} & available or {"topk_weights"} & available
+        return tuple(sorted(columns))
+
+    def _orders_tokens(self) -> bool:
+        """Whether demand of several tokens at once may go through the cache, so that its order counts."""
+        mode = self.resolved.scenario.prefill.mode
+        if mode in {"staging", "skip"}:
+            return False
+        longest = int((self.resolved.capacity // self.resolved.top_k).max())
+        prompts = [entry.prompt_tokens for entry in self.resolved.reader.meta.requests]
+        return mode == "selective" or any(prompt is None or prompt < longest for prompt in prompts)
+
+    def _stream(self, columns: tuple[str, ...]) -> Iterator[RequestTrace]:
+        """Decode the chosen requests from the file, one after the other."""
+        reader = self.resolved.reader
+        if len(self.numbers) == len(reader.meta.requests):
+            yield from reader.requests(columns)
+            return
+        for number in self.numbers:
+            yield reader.read_request(number, columns)
+
+    def new_slots(self) -> Slots:
+        """Make the run's slots, filled as the warm start says."""
+        resolved = self.resolved
+        slots = empty_slots(resolved.capacity, resolved.n_experts, resolved.expert_bytes, resolved.pool_bytes)
+        if resolved.scenario.cache.warm_start == "empty":
+            return slots
+        for expert in range(int(resolved.n_experts.max())):
+            for layer in range(resolved.n_layers):
+                has_room = slots.n_resident[layer] < slots.capacity[layer]
+                if resolved.pool_bytes >= 0:
+                    has_room = slots.pool[1] + slots.expert_bytes[layer] <= resolved.pool_bytes
+                if has_room and expert < resolved.n_experts[layer]:
+                    place(slots, layer, expert)
+        return slots
+
+    def new_history(self) -> History:
+        """Make a history without a past, but for the load time of what the warm start placed."""
+        resolved, rules = self.resolved, self.resolved.rules
+        n_experts = int(resolved.n_experts.max())
+        history = empty_history(
+            resolved.n_layers,
+            n_experts,
+            int(resolved.top_k.max()),
+            window=resolved.scenario.eviction.window,
+            has_window=rules.is_window_read,
+            has_pairs=rules.is_pairs_read,
+        )
+        if resolved.scenario.cache.warm_start != "empty":
+            history.last_visit[:] = 0
+            history.last_tick[:] = 0
+            history.loaded_tick[:] = 0
+        if resolved.reads_future:
+            self._look_ahead()
+            assert self._first_use is not None
+            history.next_use[:] = self._first_use
+        return history
+
+    def requests(self) -> Iterator[PreparedRequest]:
+        """Give the requests in the order of the trace.
+
+        Yields
+        ------
+        PreparedRequest
+            With the next use of every lookup where the eviction policy looks ahead.
+        """
+        if self.resolved.reads_future:
+            self._look_ahead()
+        n_given = 0
+        for trace in self._source(self.columns):
+            plan = self._plan(trace)
+            if plan is None:
+                continue
+            prepared = self._prepare(plan)
+            if self._future is not None:
+                prepared.lookups.next_event.setflags(write=True)
+                prepared = self._with_future(prepared, n_given)
+            n_given += 1
+            yield prepared
+        if n_given == 0:
+            raise TraceFormatError(
+                f"trace {self.resolved.reader.path}: no request has a pass to replay under prefill.mode = "
+                f"{self.resolved.scenario.prefill.mode!r}"
+            )
+
+    def _with_future(self, prepared: PreparedRequest, number: int) -> PreparedRequest:
+        """Attach next uses."""
+        assert self._future is not None
+        lookups = prepared.lookups._replace(next_event=self._future[number])
+        values = {name: getattr(prepared, name) for name in PreparedRequest.__slots__}
+        return PreparedRequest(**(values | {"lookups": lookups}))
+
+    def _look_ahead(self) -> None:
+        """Walk all requests backwards once and keep, for every lookup, when its expert is demanded next."""
+        if self._future is not None:
+            return
+        events: list[tuple[Lookups, npt.NDArray[np.uint8], int]] = []
+        number = 1
+        columns = tuple(column for column in self.columns if column in {"scores", "topk_weights"})
+        for trace in self._source(columns if self._orders_tokens() else ()):
+            plan = self._plan(trace)
+            if plan is not None:
+                events.append((self._lookups(plan), plan.is_event, number))
+                number += int(plan.is_event.sum())
+        next_use = np.full((self.resolved.n_layers, int(self.resolved.n_experts.max())), NEVER, np.int64)
+        future: list[npt.NDArray[np.int64]] = []
+        for lookups, is_event, first_number in reversed(events):
+            next_event = np.empty(len(lookups.expert), np.int64)
+            fill_next_events(lookups, is_event, first_number, next_use, next_event)
+            future.append(next_event)
+        self._future = future[::-1]
+        self._first_use = next_use
+
+    def _plan(self, trace: RequestTrace) -> _Plan | None:
+        """Cut a request into passes and say which layers each of them stages; None if nothing is left of it."""
+        mode = self.resolved.scenario.prefill.mode
+        first_token = int(np.argmax(trace.is_decode)) if trace.is_decode.any() else trace.n_tokens
+        first_token = first_token if mode == "skip" else 0
+        step, is_decode = trace.step[first_token:], trace.is_decode[first_token:]
+        if not len(step):
+            return None
+        start = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+        pass_start = np.append(start, len(step)).astype(np.int64)
+        n_tokens = np.diff(pass_start).astype(np.int32)
+        context = trace.position[first_token:][pass_start[1:] - 1].astype(np.int64) + 1
+        pass_step, pass_decode = step[start], is_decode[start]
+        prompt = trace.prompt_tokens
+        is_recorded = bool(not is_decode[0]) or mode == "skip" or not prompt
+        if not is_recorded and prompt:
+            pass_start = np.concatenate([[0], pass_start])
+            n_tokens = np.concatenate([[np.int32(prompt)], n_tokens]).astype(np.int32)
+            context = np.concatenate([[prompt], context])
+            pass_step = np.concatenate([[step[0] - 1], pass_step]).astype(np.int32)
+            pass_decode = np.concatenate([[False], pass_decode])
+        is_event = self._is_event(pass_decode, n_tokens)
+        if not is_recorded and is_event[0].any():
+            layer = int(np.flatnonzero(is_event[0])[0])
+            raise UnsupportedScenarioError(
+                f"request {trace.request}: its prompt of {prompt} tokens takes the selective path at layer {layer}, "
+                f"but trace {self.resolved.reader.path} has not recorded its routing: set prefill.mode to 'staging' "
+                "or 'skip'"
+            )
+        return _Plan(
+            trace, first_token, pass_step, pass_decode, n_tokens, context, pass_start, is_event.ravel(), is_recorded
+        )
+
+    def _is_event(self, is_decode: npt.NDArray[np.bool_], n_tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """Say for each pass and layer whether it goes through the cache: uint8[S, L]."""
+        resolved = self.resolved
+        mode = resolved.scenario.prefill.mode
+        is_event = np.ones((len(is_decode), resolved.n_layers), np.uint8)
+        if mode == "staging":
+            is_event[~is_decode] = 0
+        elif mode == "auto":
+            threshold = resolved.capacity // resolved.top_k
+            is_event[~is_decode] = n_tokens[~is_decode, None] < threshold[None, :]
+        return is_event
+
+    def _lookups(self, plan: _Plan) -> Lookups:
+        """Collect the request's lookup events."""
+        trace, first = plan.trace, plan.first_token
+        ids = np.ascontiguousarray(trace.topk_ids[first:])
+        demand = _NO_FLOATS
+        is_mixed = (plan.is_event.reshape(len(plan.step), -1).any(axis=1) & (plan.n_tokens > 1)).any()
+        if is_mixed and trace.scores is not None:
+            chosen = np.take_along_axis(trace.scores[first:], np.clip(ids, 0, trace.scores.shape[2] - 1), axis=2)
+            demand = chosen.astype(np.float32)
+        elif is_mixed and trace.topk_weights is not None:
+            demand = np.ascontiguousarray(trace.topk_weights[first:])
+        return build_lookups(ids, demand, plan.pass_start, self.resolved.n_experts)
+
+    def _prepare(self, plan: _Plan) -> PreparedRequest:
+        """Turn a plan into arrays."""
+        trace, first, rules = plan.trace, plan.first_token, self.resolved.rules
+        scores = lookahead = weights = _NO_FLOATS
+        if rules.score_source == ScoreSource.ALL and trace.scores is not None:
+            scores = trace.scores[first:].astype(np.float32)
+        if rules.score_source == ScoreSource.TOPK and trace.topk_weights is not None:
+            weights = np.ascontiguousarray(trace.topk_weights[first:])
+        if rules.predictor == Predictor.LOOKAHEAD and trace.lookahead is not None:
+            lookahead = trace.lookahead[first:].astype(np.float32)
+        passes = Passes(
+            pass_start=plan.pass_start,
+            is_decode=plan.is_decode.astype(np.uint8),
+            is_event=plan.is_event,
+            is_hash=self.resolved.is_hash,
+            n_experts=self.resolved.n_experts,
+            top_k=self.resolved.top_k,
+            ids=np.ascontiguousarray(trace.topk_ids[first:]),
+            weights=weights,
+            scores=scores,
+            lookahead=lookahead,
+        )
+        lookups = self._lookups(plan)
+        staged_tokens = self._staged_tokens(plan, passes.ids)
+        most_tokens = max(
+            int(lookups.n_tokens.max(initial=0)), int(staged_tokens.max(initial=0)) if staged_tokens.size else 0, 1
+        )
+        costs = self._durations.of_passes(plan.n_tokens, plan.context, most_tokens)
+        return PreparedRequest(
+            request=trace.request,
+            domain=trace.domain,
+            prompt_tokens=trace.prompt_tokens or 0,
+            has_prefill=bool((~plan.is_decode).any()),
+            n_decode_tokens=int(plan.n_tokens[plan.is_decode].sum()),
+            step=plan.step,
+            n_tokens=plan.n_tokens,
+            passes=passes,
+            lookups=lookups,
+            costs=costs,
+            staged_tokens=staged_tokens,
+        )
+
+    def _staged_tokens(self, plan: _Plan, ids: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
+        """Count tokens per expert where a layer is staged; an unrecorded prompt is spread evenly over all experts."""
+        staged = np.flatnonzero(~plan.is_event.reshape(len(plan.step), -1).all(axis=1))
+        if not len(staged):
+            return _NO_COUNTS
+        resolved = self.resolved
+        widest = int(resolved.n_experts.max())
+        counts = np.zeros((int(staged[-1]) + 1, resolved.n_layers, widest), np.int32)
+        for index in staged:
+            tokens = ids[plan.pass_start[index] : plan.pass_start[index + 1]]
+            for layer in range(resolved.n_layers):
+                n_experts = int(resolved.n_experts[layer])
+                if len(tokens):
+                    chosen = tokens[:, layer]
+                    chosen = chosen[(chosen >= 0) & (chosen < n_experts)]
+                    counts[index, layer, :n_experts] = np.bincount(chosen, minlength=n_experts)
+                else:
+                    n_selections = int(plan.n_tokens[index]) * int(resolved.top_k[layer])
+                    counts[index, layer, :n_experts] = n_selections // n_experts
+                    counts[index, layer, : n_selections % n_experts] += 1
+        return counts

@@ -1,0 +1,54 @@
+"""What a backend reports for one prepared request."""
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.results import Column, RequestRows
+from moesim.workload.prepare import PreparedRequest
+
+
+def request_rows(
+    prepared: PreparedRequest,
+    rows: npt.NDArray[np.int64],
+    start_ns: int,
+    end_ns: int,
+    totals: npt.NDArray[np.int64],
+) -> RequestRows:
+    """Join a request's rows and clock readings.
+
+    Parameters
+    ----------
+    prepared : PreparedRequest
+        The request.
+    rows : int64[S, L, C]
+        Rows of its layer steps.
+    start_ns, end_ns : int
+        When it started and ended; it arrives when its predecessor ends.
+    totals : int64[4]
+        What the link's counters grew by: busy time, copies started, bytes, copies dropped.
+    """
+    is_decode = prepared.passes.is_decode.astype(bool)
+    first_token_ns = -1
+    if prepared.has_prefill:
+        last_prefill = int(np.flatnonzero(~is_decode)[-1])
+        end_of_pass = rows[last_prefill, -1, Column.END_NS] + prepared.costs.head_ns[last_prefill]
+        first_token_ns = int(end_of_pass)
+    return RequestRows(
+        request=prepared.request,
+        domain=prepared.domain,
+        prompt_tokens=prepared.prompt_tokens,
+        n_output_tokens=prepared.n_output_tokens,
+        arrival_ns=start_ns,
+        start_ns=start_ns,
+        first_token_ns=first_token_ns,
+        end_ns=end_ns,
+        link_busy_ns=int(totals[0]),
+        n_copies=int(totals[1]),
+        copied_bytes=int(totals[2]),
+        n_dropped=int(totals[3]),
+        step=prepared.step,
+        is_decode=is_decode,
+        n_tokens=prepared.n_tokens,
+        head_ns=prepared.costs.head_ns,
+        rows=rows,
+    )
