@@ -244,6 +244,9 @@ def test_c48_window(rule, n_prefetches):
     settings = {"predictor": "lookahead", "depth": 99, "width": 10, "window_rule": rule}
     inp = case(passes, n_experts=[1, 16, 1], top_k=[1, 1, 1], slots=[1, 16, 1], costs=costs, **settings)
     assert [row["n_prefetches"] for row in run_oracle(inp).rows if row["step"] == 1] == [n_prefetches, 0, 0]
+    # With a cold first layer the link still owes its demand copy of 60 us when the window is looked at.
+    busy = case(passes[1:], n_experts=[1, 16, 1], top_k=[1, 1, 1], slots=[1, 16, 1], costs=costs, **settings)
+    assert run_oracle(busy).rows[0]["n_prefetches"] == (4 if rule == "backlog" else n_prefetches)
 
 
 def test_c49_shared_link():

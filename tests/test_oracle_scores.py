@@ -102,7 +102,7 @@ KEEP_OF = {
 def test_keep_scores(eviction):
     """Each keep score is the one counted by hand after 0, 1, 0, 2 at layer 0, seen from layer 1."""
     scores = [[[0.5, 0.25, 0.75, 0.0], [0.0] * 4]]
-    passes = [decode(step, [[expert], [3]], scores=scores) for step, expert in enumerate((0, 1, 0, 2, 1, 0))]
+    passes = [decode(step, [[expert], [3]], scores=scores) for step, expert in enumerate((0, 1, 0, 2, 1, 0, 1, 0))]
     inp = case(
         passes, n_experts=[4, 4], top_k=[1, 1], slots=[3, 1], eviction=eviction, window=2, decay=0.5,
         weights=(1.0, 2.0, 4.0, 8.0), score_source="all",
@@ -135,3 +135,31 @@ def test_random_keep_is_fixed():
     values = {random_keep(5, event, 1, 2, is_prefetch=p) for event in range(50) for p in (False, True)}
     assert len(values) == 100
     assert all(0 <= value < 2**53 for value in values)
+
+
+def test_lookahead_picks_the_prefetch_victim():
+    """For a prefetch victim the lookahead scores stand in for the layer's last ones."""
+    scores = [[[1.0], [0.1, 0.9, 0.0]]]
+    passes = [
+        decode(0, [[0], [0]], scores=scores),
+        decode(1, [[0], [0]], scores=scores, lookahead=[[None, [0.9, 0.1, 0.95]]]),
+    ]
+    inp = case(
+        passes, n_experts=[1, 3], top_k=[1, 1], slots=[1, 2], warm_start="lowest_id", eviction="score",
+        score_source="all", predictor="lookahead", depth=1,
+    )  # fmt: skip
+    rows = run_oracle(inp).rows
+    assert [row["n_hits"] for row in rows] == [1, 1, 1, 1]
+    assert rows[2]["n_prefetches"] == rows[2]["n_evictions"] == 1
+
+
+def test_least_stale_when_a_step_begins():
+    """Before the first layer of a step the last layer is the furthest from being needed."""
+    passes = [decode(0, [[0]] * 3), decode(1, [[1], [0], [0]])]
+    inp = case(
+        passes, n_experts=[2] * 3, top_k=[1] * 3, scope="global", pool_bytes=3, eviction="least_stale",
+        routing=["hash", "topk", "topk"], predictor="popularity", depth=1,
+    )  # fmt: skip
+    copies = [(copy["step"], copy["layer"], copy["expert"]) for copy in run_oracle(inp).copies]
+    # The second step begins with expert 1 of layer 0 in the place of layer 2's expert, which is prefetched again later.
+    assert copies == [(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 1), (1, 2, 0)]

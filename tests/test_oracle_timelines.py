@@ -141,6 +141,20 @@ def test_hash_layer(rule, attention_ns, n_prefetches, late_ns):
     assert pick(row, ("n_misses", "n_evictions")) == (1 - n_prefetches, 1)
 
 
+@pytest.mark.parametrize(("transfer_ns", "n_prefetches"), [(19, 1), (20, 0)])
+def test_hash_layer_behind_another(transfer_ns, n_prefetches):
+    """The window of a later hash-routed layer spans everything that comes before its router."""
+    costs = {
+        "attention_ns": [5, 3], "dense_ns": [0, 1], "router_ns": [1, 50], "bookkeeping_ns": 1, "shared_ns": [2, 50],
+        "expert_ns": [2, 50], "kernel_launch_ns": 1, "transfer_ns": [1, transfer_ns],
+    }  # fmt: skip
+    inp = case(
+        [decode(0, [[0, 1], [1]])], n_experts=[2, 2], top_k=[2, 1], slots=[2, 1], routing=["topk", "hash"],
+        warm_start="lowest_id", window_rule="paper", predictor="oracle", depth=2, costs=costs,
+    )  # fmt: skip
+    assert [row["n_prefetches"] for row in run_oracle(inp).rows] == [n_prefetches, 0]
+
+
 @pytest.mark.parametrize(("row", "n_transient", "n_evictions"), [([0], 0, 3), ([0, 1], 1, 3)])
 def test_global_pool_evicts_as_many_as_needed(row, n_transient, n_evictions):
     """A large expert pushes out as many small ones as it needs, and none when pinned ones leave no room."""
