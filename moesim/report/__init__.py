@@ -6,6 +6,7 @@ What belongs here: choosing, naming and laying out numbers. What does not: compu
 from moesim.report.bounds import bound_scenarios
 from moesim.report.entries import Entry, Floor, Role, entry, floors
 from moesim.report.notes import notes, provenance_lines
+from moesim.report.pairs import prefetch_effects
 from moesim.report.tables import report_json, report_table
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "entry",
     "floors",
     "notes",
+    "prefetch_effects",
     "provenance_lines",
     "report_json",
     "report_table",

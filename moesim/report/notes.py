@@ -5,6 +5,7 @@ from typing import Any
 
 from moesim.metrics import PERCENTILE_METHOD
 from moesim.report.entries import Entry, floors
+from moesim.report.pairs import prefetch_effects
 from moesim.units import format_bytes
 
 _START_TEXT = {"empty": "cold start (empty slots)", "lowest_id": "warm start (slots full of the lowest expert ids)"}
@@ -127,6 +128,15 @@ def _identical_notes(entries: Sequence[Entry]) -> Iterable[str]:
             seen.append(item)
 
 
+def _prefetch_notes(entries: Sequence[Entry]) -> Iterable[str]:
+    """Say what prefetching changed where a run has a twin without it."""
+    for item, twin, effect in prefetch_effects(entries):
+        yield (
+            f"{item.name} against {twin.name}: {effect.extra_misses:+,} misses, {effect.extra_copies:+,} copies, "
+            f"{effect.extra_bytes / 1e9:+.2f} GB"
+        )
+
+
 def notes(entries: Sequence[Entry]) -> list[str]:
     """Say everything that a reader of the table must know, one line each."""
     if not entries:
@@ -148,5 +158,6 @@ def notes(entries: Sequence[Entry]) -> list[str]:
     for name, text in _run_notes(entries):
         by_text.setdefault(text, []).append((name, text))
     lines.extend(_grouped(pairs, len(entries)) for pairs in by_text.values())
+    lines.extend(_prefetch_notes(entries))
     lines.extend(_identical_notes(entries))
     return lines

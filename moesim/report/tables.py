@@ -1,6 +1,7 @@
 """The table of a comparison, and the same as plain JSON values."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
@@ -11,6 +12,7 @@ from rich.text import Text
 from moesim.metrics import SPLIT_PARTS, Spread
 from moesim.report.entries import Entry, Floor, floors
 from moesim.report.notes import notes, provenance_lines
+from moesim.report.pairs import prefetch_effects
 from moesim.units import ns_to_ms
 
 REPORT_VERSION = 1
@@ -169,6 +171,10 @@ def report_json(entries: Sequence[Entry]) -> dict[str, Any]:
                 "itl_mean_ns": base.itl_ns,
             }
             for base in floors(ordered)
+        ],
+        "prefetch_effects": [
+            {"run": item.name, "without": twin.name, **asdict(effect)}
+            for item, twin, effect in prefetch_effects(ordered)
         ],
         "provenance": provenance_lines(ordered),
         "notes": notes(ordered),

@@ -168,3 +168,16 @@ def test_bounds_that_sizes_do_not_tell_apart_name_their_run() -> None:
         "clairvoyant bound of fast",
         "clairvoyant bound of slow",
     ]
+
+
+def test_c38_prefetch_is_judged_by_its_twin() -> None:
+    """Only a run with a twin that differs in prefetch alone says what prefetching changed."""
+    twin = entry(toy_result("plain", miss_frac=0.5), "run", scenario(name="plain"))
+    ahead_settings = scenario(name="ahead", prefetch__predictor="oracle")
+    ahead = entry(toy_result("ahead", miss_frac=0.25), "run", ahead_settings)
+    effect = report_json([ahead, twin])["prefetch_effects"]
+    n_saved = twin.metrics.decode.n_misses - ahead.metrics.decode.n_misses
+    assert [(item["run"], item["without"], item["extra_misses"]) for item in effect] == [("ahead", "plain", -n_saved)]
+    assert f"ahead against plain: -{n_saved} misses, -{n_saved} copies" in printed([ahead, twin])
+    other = entry(toy_result("plain"), "run", scenario(name="plain", cache__slots=9))
+    assert report_json([ahead, other])["prefetch_effects"] == []
