@@ -44,9 +44,10 @@ def faults(shape: ModelShape, layer: npt.NDArray[np.int16], columns: dict[str, A
     ids = columns["topk_ids"]
     n_ids, top_k = per_row(shape.n_ids, layer), per_row(shape.top_k, layer)
     yield from _some("id", (ids < -1).any(axis=1), "an id is below -1, which marks a hole")
-    yield from _some(
-        "id", (ids >= n_ids).any(axis=1), f"an id is past the layer's last expert ({max(shape.n_ids) - 1})"
-    )
+    past = (ids >= n_ids).any(axis=1)
+    if past.any():
+        last = shape.n_ids[int(layer[int(np.flatnonzero(past)[0])])] - 1
+        yield Fault("id", past, f"an id is past the layer's last, {last}")
     beyond_k = np.arange(shape.max_top_k) >= top_k
     if beyond_k.any():
         yield from _some("id", ((ids >= 0) & beyond_k).any(axis=1), "more ids than the layer's top_k")
