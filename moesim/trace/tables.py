@@ -86,7 +86,7 @@ def read_table(path: str | Path, kind: TableKind) -> tuple[TableMeta, pd.DataFra
     """
     path = Path(path)
     with naming(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
+        raw = (file.metadata.metadata or {}).get(METADATA_KEY)
         if raw is None:
             raise TraceFormatError(f"{path}: no {METADATA_KEY.decode()!r} metadata, so it is no table of this package")
         content = unseal(raw)
