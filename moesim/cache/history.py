@@ -18,9 +18,9 @@ class History(NamedTuple):
     visits : int64[L]
         Lookup events of each layer.
     last_visit : int64[L, E]
-        Visit at which an expert was last selected or loaded, -1 if never.
+        Visit at which an expert was last selected or loaded, 0 if never.
     last_tick : int64[L, E]
-        Tick of the last token that selected it, or of its load.
+        Tick of the last token that selected it, or of its load; 0 if never, and for what a warm start placed.
     loaded_tick : int64[L, E]
         Tick at which it got its slot.
     n_selected : int64[L, E]
@@ -77,9 +77,9 @@ def empty_history(
     return History(
         np.zeros(2, np.int64),
         np.zeros(n_layers, np.int64),
-        np.full(shape, UNKNOWN, np.int64),
-        np.full(shape, UNKNOWN, np.int64),
-        np.full(shape, UNKNOWN, np.int64),
+        np.zeros(shape, np.int64),
+        np.zeros(shape, np.int64),
+        np.zeros(shape, np.int64),
         np.zeros(shape, np.int64),
         np.zeros(shape, np.int64),
         np.zeros((n_layers, window, n_experts) if has_window else (1, 1, 1), np.uint8),

@@ -131,23 +131,25 @@ def _run_experts(
         yield from machine.stream.run_experts(ready_ns, awaited, cells)
 
 
-def staged_copy(machine: Machine, view: PassView) -> Copy | None:
+def staged_copy(machine: Machine, view: PassView, rows: npt.NDArray[np.int64]) -> Copy | None:
     """Ask for the next staged layer that has no buffer in this pass; None when there is none."""
     for layer in range(view.n_layers):
         if view.prepared.passes.is_event[view.index * view.n_layers + layer] or layer in view.staged:
             continue
         view.staged[layer] = machine.ask(CopyKind.STAGING, view, layer, -1)
+        rows[view.index, layer, Column.DEMAND_BYTES] = view.staged[layer].n_bytes
         return view.staged[layer]
     return None
 
 
 def run_staged_layer(
-    machine: Machine, view: PassView, layer: int, cells: npt.NDArray[np.int64]
+    machine: Machine, view: PassView, layer: int, rows: npt.NDArray[np.int64]
 ) -> Generator[simpy.Event, None, None]:
     """Run a layer from its staging buffer, then hand the buffer to the next staged layer that has none.
 
     Timing assumption: the buffer is free when the layer's experts have run, and its next copy is asked for then.
     """
+    cells = rows[view.index, layer]
     costs, n_tokens = view.prepared.costs, view.prepared.staged_tokens[view.index, layer]
     used = [int(count) for count in n_tokens if count > 0]
     n_launches = min(1, len(used)) if machine.rules.is_grouped else len(used)
@@ -157,5 +159,5 @@ def run_staged_layer(
     yield from machine.stream.compute(shared_ns)
     yield from machine.stream.wait(view.staged[layer], Cause.MISS, cells)
     yield from machine.stream.compute(experts_ns)
-    if staged_copy(machine, view) is not None:
+    if staged_copy(machine, view, rows) is not None:
         yield from machine.stream.drain((), cells)

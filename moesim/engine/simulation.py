@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator
 
 import numpy as np
+import numpy.typing as npt
 import simpy
 
 from moesim.cache.slots import check_slots
@@ -15,9 +16,9 @@ from moesim.results import N_COLUMNS, Column, ResultBuilder, RunResult
 from moesim.workload import PreparedRequest, Workload, request_rows
 
 
-def _begin_pass(machine: Machine, view: PassView, cells: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+def _begin_pass(machine: Machine, view: PassView, rows: npt.NDArray[np.int64]) -> None:
     """Copy ahead for hash-routed layers, and give the two staging buffers their first layers."""
-    prepared, log = view.prepared, view.log
+    prepared, log, cells = view.prepared, view.log, rows[view.index, 0]
     moment = view.index * (view.n_layers + 1)
     open_moment(log, moment)
     for target in range(view.n_layers):
@@ -31,14 +32,14 @@ def _begin_pass(machine: Machine, view: PassView, cells: np.ndarray[tuple[int], 
         machine.apply_evictions(view, evicted, int(log.eviction_offset[moment + 1]))
         machine.ask_ahead(view, first, int(log.prefetch_offset[moment + 1]))
     for _ in range(2):
-        staged_copy(machine, view)
+        staged_copy(machine, view, rows)
 
 
 def _run_request(
     machine: Machine,
     prepared: PreparedRequest,
     log: DecisionLog,
-    rows: np.ndarray[tuple[int, int, int], np.dtype[np.int64]],
+    rows: npt.NDArray[np.int64],
 ) -> Generator[simpy.Event, None, None]:
     """Run all passes of a request, layer by layer."""
     n_layers = rows.shape[1]
@@ -49,7 +50,7 @@ def _run_request(
             cells = rows[index, layer]
             cells[Column.START_NS] = machine.stream.now_ns
             if layer == 0:
-                _begin_pass(machine, view, cells)
+                _begin_pass(machine, view, rows)
                 yield from machine.stream.drain((), cells)
             before_ns = int(costs.gap_ns[index, layer] + costs.router_ns[index, layer])
             cells[Column.COMPUTE_NS] = before_ns
@@ -59,7 +60,7 @@ def _run_request(
                 yield from run_event(machine, view, layer, cells)
             else:
                 open_moment(log, index * (n_layers + 1) + 1 + layer)
-                yield from run_staged_layer(machine, view, layer, cells)
+                yield from run_staged_layer(machine, view, layer, rows)
             cells[Column.END_NS] = machine.stream.now_ns
         yield from machine.stream.compute(int(costs.head_ns[index]))
 
@@ -117,12 +118,15 @@ def simulate(
     machine = Machine(env, workload, keeps_copies=detail)
     builder = ResultBuilder(resolved.n_layers, detail=detail)
     main = env.process(_run_all(machine, workload, builder, progress))
-    env.run()
-    if not main.triggered:
+    try:
+        env.run(until=main)
+    except RuntimeError:
+        if main.triggered:
+            raise
         waits = machine.stream.waits_for
         raise InvariantError(
             f"the run stopped at {env.now} ns with requests unfinished: the compute stream waits for "
             f"{'nothing known' if waits is None else f'copy {waits.number} of layer {waits.layer}'}"
-        )
+        ) from None
     copies = machine.copies() if detail else None
     return builder.build(resolved.scenario.name, resolved.scenario.content_hash, resolved.info(), copies)

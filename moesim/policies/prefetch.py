@@ -96,19 +96,18 @@ def _top_of(
 
 @kernel
 def _fill_lookahead(passes: Passes, scratch: Scratch, index: int, target: int) -> bool:
-    """Take the largest lookahead score over the pass's tokens; False where nothing was recorded."""
+    """Take the largest lookahead score over those tokens of the pass that have one; False if none has."""
     if passes.lookahead.shape[0] == 0:
         return False
-    first, last = passes.pass_start[index], passes.pass_start[index + 1]
-    for token in range(first, last):
+    is_known = False
+    for token in range(passes.pass_start[index], passes.pass_start[index + 1]):
         if np.isnan(passes.lookahead[token, target, 0]):
-            return False
-    for expert in range(passes.n_experts[target]):
-        best = passes.lookahead[first, target, expert]
-        for token in range(first + 1, last):
-            best = max(best, passes.lookahead[token, target, expert])
-        scratch.lookahead[expert] = best
-    return True
+            continue
+        for expert in range(passes.n_experts[target]):
+            value = passes.lookahead[token, target, expert]
+            scratch.lookahead[expert] = max(scratch.lookahead[expert], value) if is_known else value
+        is_known = True
+    return is_known
 
 
 @kernel

@@ -49,10 +49,11 @@ def _begin_pass(
     step: int,
     index: int,
     now_ns: int,
-    cells: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
 ) -> int:
     """Copy ahead for hash-routed layers, and give the staging buffers their first layers."""
     n_layers = slots.capacity.shape[0]
+    cells = rows[index, 0]
     moment = index * (n_layers + 1)
     if mode & DECIDE:
         open_moment(log, moment)
@@ -79,7 +80,7 @@ def _begin_pass(
                 request_prefetches(slots, log, link, costs, request, step, first, last, now_ns)
     if mode & TIME:
         for _ in range(2):
-            request_staging(slots, passes, link, costs, waits, request, step, index, now_ns)
+            request_staging(slots, passes, link, costs, waits, request, step, index, now_ns, rows)
         now_ns = drain(link, costs, waits, now_ns, cells)
     return now_ns
 
@@ -189,7 +190,7 @@ def replay_request(
             if layer == 0:
                 now_ns = _begin_pass(
                     rules, slots, history, passes, lookups, costs, log, scratch, link, waits, mode, request, step,
-                    index, now_ns, cells,
+                    index, now_ns, rows,
                 )  # fmt: skip
             before_ns = costs.gap_ns[index, layer] + costs.router_ns[index, layer]
             now_ns += before_ns
@@ -206,7 +207,7 @@ def replay_request(
                 if mode & TIME:
                     now_ns = run_staged_layer(
                         rules, slots, passes, link, costs, waits, staged_tokens[index, layer], request, step, index,
-                        layer, now_ns, cells,
+                        layer, now_ns, rows,
                     )  # fmt: skip
             cells[END_NS] = now_ns
         now_ns += costs.head_ns[index]

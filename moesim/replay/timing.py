@@ -36,6 +36,7 @@ from moesim.results import Column
 START_NS = int(Column.START_NS)
 DECISION_NS = int(Column.DECISION_NS)
 END_NS = int(Column.END_NS)
+DEMAND_BYTES = int(Column.DEMAND_BYTES)
 COMPUTE_NS = int(Column.COMPUTE_NS)
 STALL_DEMAND_NS = int(Column.STALL_DEMAND_NS)
 STALL_LATE_NS = int(Column.STALL_LATE_NS)
@@ -318,6 +319,7 @@ def request_staging(
     step: int,
     index: int,
     now_ns: int,
+    rows: npt.NDArray[np.int64],
 ) -> bool:
     """Ask for the next staged layer that has no buffer in this pass; False when there is none."""
     n_layers = passes.n_experts.shape[0]
@@ -325,6 +327,7 @@ def request_staging(
         if passes.is_event[index * n_layers + layer] != 0 or waits.staged_row[layer] >= 0:
             continue
         n_bytes = passes.n_experts[layer] * slots.expert_bytes[layer]
+        rows[index, layer, DEMAND_BYTES] = n_bytes
         row = request_copy(link, STAGING, request, step, layer, -1, n_bytes, now_ns)
         submit(link, costs, row, now_ns)
         waits.staged_row[layer] = row
@@ -346,7 +349,7 @@ def run_staged_layer(
     index: int,
     layer: int,
     now_ns: int,
-    cells: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
 ) -> int:
     """Run a layer whose experts all come through a staging buffer, then hand the buffer on.
 
@@ -360,6 +363,7 @@ def run_staged_layer(
     int
         Time of the compute stream afterwards.
     """
+    cells = rows[index, layer]
     compute_ns, n_used = 0, 0
     for expert in range(passes.n_experts[layer]):
         if staged_tokens[expert] > 0:
@@ -375,6 +379,6 @@ def run_staged_layer(
     now_ns = wait_for(link, row, MISS, now_ns, cells) + compute_ns
     advance(link, costs, now_ns)
     waits.n[0] = 0
-    if request_staging(slots, passes, link, costs, waits, request, step, index, now_ns):
+    if request_staging(slots, passes, link, costs, waits, request, step, index, now_ns, rows):
         now_ns = drain(link, costs, waits, now_ns, cells)
     return now_ns

@@ -137,11 +137,19 @@ class Workload:
             columns.add("scores")
         if rules.score_source == ScoreSource.TOPK:
             columns.add("topk_weights")
-        if rules.predictor == Predictor.LOOKAHEAD:
+        if self._reads_lookahead():
             columns.add("lookahead")
         if self._orders_tokens():
             columns |= {"scores"} & available or {"topk_weights"} & available
         return tuple(sorted(columns))
+
+    def _reads_lookahead(self) -> bool:
+        """Whether predictions, or scores of a prefetch's victims, come from the recorded lookahead."""
+        rules = self.resolved.rules
+        scores_victims = rules.score_source != ScoreSource.NONE and rules.predictor != Predictor.NONE
+        return rules.predictor == Predictor.LOOKAHEAD or (
+            scores_victims and "lookahead" in self.resolved.reader.columns
+        )
 
     def _orders_tokens(self) -> bool:
         """Whether demand of several tokens at once may go through the cache, so that its order counts."""
@@ -169,15 +177,16 @@ class Workload:
             return slots
         for expert in range(int(resolved.n_experts.max())):
             for layer in range(resolved.n_layers):
-                has_room = slots.n_resident[layer] < slots.capacity[layer]
-                if resolved.pool_bytes >= 0:
-                    has_room = slots.pool[1] + slots.expert_bytes[layer] <= resolved.pool_bytes
-                if has_room and expert < resolved.n_experts[layer]:
+                if expert >= resolved.n_experts[layer]:
+                    continue
+                if 0 <= resolved.pool_bytes < slots.pool[1] + slots.expert_bytes[layer]:
+                    return slots
+                if slots.n_resident[layer] < slots.capacity[layer]:
                     place(slots, layer, expert)
         return slots
 
     def new_history(self) -> History:
-        """Make a history without a past, but for the load time of what the warm start placed."""
+        """Make a history without a past; it knows the future where the eviction policy looks ahead."""
         resolved, rules = self.resolved, self.resolved.rules
         n_experts = int(resolved.n_experts.max())
         history = empty_history(
@@ -188,10 +197,6 @@ class Workload:
             has_window=rules.is_window_read,
             has_pairs=rules.is_pairs_read,
         )
-        if resolved.scenario.cache.warm_start != "empty":
-            history.last_visit[:] = 0
-            history.last_tick[:] = 0
-            history.loaded_tick[:] = 0
         if resolved.reads_future:
             self._look_ahead()
             assert self._first_use is not None
@@ -319,7 +324,7 @@ class Workload:
             scores = trace.scores[first:].astype(np.float32)
         if rules.score_source == ScoreSource.TOPK and trace.topk_weights is not None:
             weights = np.ascontiguousarray(trace.topk_weights[first:])
-        if rules.predictor == Predictor.LOOKAHEAD and trace.lookahead is not None:
+        if self._reads_lookahead() and trace.lookahead is not None:
             lookahead = trace.lookahead[first:].astype(np.float32)
         passes = Passes(
             pass_start=plan.pass_start,
