@@ -77,7 +77,7 @@ def to_numpy(name: str, column: ArrowArray) -> AnyArray:
 def _chunk_to_numpy(name: str, chunk: ArrowArray) -> AnyArray:
     if chunk.null_count and name not in _NULL_VALUES:
         row = int(np.flatnonzero(~_validity(chunk))[0])
-        raise ValueError(f"column {name!r} is null in row {row} of a row group; it must be given in every row")
+        raise ValueError(f"column {name!r} is null in its row {row}; it must be given in every row")
     dtype = np.dtype(_DTYPES[name])
     if _pa.types.is_dictionary(chunk.type):
         return _phase_to_numpy(chunk)

@@ -22,7 +22,8 @@ class TraceReader:
     """A trace: one Parquet file or a folder of them.
 
     Opening reads and checks the footers only. Requests come in the order of their numbers and their rows by explicit
-    keys, whatever the file names and the row order. Memory is bounded by one request and one row group.
+    keys, whatever the file names and the row order. Memory is bounded by one request and one row group; the price is
+    that a row group in which the rows of several requests alternate is decoded once for each of them.
 
     Parameters
     ----------

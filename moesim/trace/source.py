@@ -226,7 +226,10 @@ class GroupReader:
                 self._file = pq.ParquetFile(footer.path, page_checksum_verification=True)
                 self._file_number = file
             table = self._file.read_row_group(group, columns=list(names), use_threads=False)
-            arrays = {name: codec.to_numpy(name, table.column(name)) for name in names}
+            try:
+                arrays = {name: codec.to_numpy(name, table.column(name)) for name in names}
+            except ValueError as error:
+                raise TraceFormatError(f"{footer.path}: row group {group}: {error}") from error
             for name, array in arrays.items():
                 sums = footer.checksums.get(name, [])
                 if group >= len(sums) or codec.checksum(array) != sums[group]:
