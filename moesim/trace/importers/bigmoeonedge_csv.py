@@ -65,25 +65,17 @@ def import_bigmoeonedge_csv(
     if missing:
         raise TraceFormatError(f"{source}: columns or preamble values {missing} are missing; not a route trace")
     columns, layers = _cells(source, frame, int(facts["n_expert_used"]))
-    n_layers = len(layers)
+    weights_kind = "selected experts' weights as the runtime applied them" if "topk_weights" in columns else None
+    model_file = Path(facts.get("model", "unknown"))
     meta = TraceMeta(
-        model=ModelShape(
-            name=model or Path(facts.get("model", "unknown")).stem,
-            n_layers=n_layers,
-            n_experts=(int(facts["n_expert"]),) * n_layers,
-            top_k=(int(facts["n_expert_used"]),) * n_layers,
-            layer_index=layers,
-            routing=("topk",) * n_layers,
-        ),
-        weights_kind="weights of the selected experts as the runtime applied them"
-        if "topk_weights" in columns
-        else None,
+        model=_shape(model or model_file.stem, layers, int(facts["n_expert"]), int(facts["n_expert_used"])),
+        weights_kind=weights_kind,
         expert_bytes=tuple(expert_bytes[layer] for layer in layers) if set(layers) <= set(expert_bytes) else None,
         provenance=Provenance(
             kind="imported",
             source=origin or source.name,
             licence=licence,
-            note=f"route trace of BigMoeOnEdge, model file {Path(facts.get('model', 'unknown')).name}",
+            note=f"route trace of BigMoeOnEdge, model file {model_file.name}",
         ),
     )
     columns["domain"] = np.full(len(columns["request"]), domain, object)
@@ -91,6 +83,17 @@ def import_bigmoeonedge_csv(
         for request in to_requests(meta, columns, {}, str(source)):
             writer.write(request)
     return meta
+
+
+def _shape(name: str, layers: tuple[int, ...], n_experts: int, top_k: int) -> ModelShape:
+    return ModelShape(
+        name=name,
+        n_layers=len(layers),
+        n_experts=(n_experts,) * len(layers),
+        top_k=(top_k,) * len(layers),
+        layer_index=layers,
+        routing=("topk",) * len(layers),
+    )
 
 
 def _preamble(source: Path) -> tuple[dict[str, str], dict[int, int], int]:
