@@ -57,13 +57,7 @@ def import_bigmoeonedge_csv(
         anywhere but in the last layer's prefill.
     """
     source = Path(source)
-    with naming(source):
-        facts, expert_bytes, n_lines = _preamble(source)
-        frame = pd.read_csv(source, skiprows=n_lines)
-    missing = [name for name in _COLUMNS if name not in frame.columns]
-    missing += [name for name in ("n_layer", "n_expert", "n_expert_used") if name not in facts]
-    if missing:
-        raise TraceFormatError(f"{source}: columns or preamble values {missing} are missing; not a route trace")
+    facts, expert_bytes, frame = _read(source)
     columns, layers = _cells(source, frame, int(facts["n_expert_used"]))
     weights_kind = "selected experts' weights as the runtime applied them" if "topk_weights" in columns else None
     model_file = Path(facts.get("model", "unknown"))
@@ -94,6 +88,18 @@ def _shape(name: str, layers: tuple[int, ...], n_experts: int, top_k: int) -> Mo
         layer_index=layers,
         routing=("topk",) * len(layers),
     )
+
+
+def _read(source: Path) -> tuple[dict[str, str], dict[int, int], pd.DataFrame]:
+    """Read preamble and lines, and check that nothing needed is missing."""
+    with naming(source):
+        facts, expert_bytes, n_lines = _preamble(source)
+        frame = pd.read_csv(source, skiprows=n_lines)
+    missing = [name for name in _COLUMNS if name not in frame.columns]
+    missing += [name for name in ("n_layer", "n_expert", "n_expert_used") if name not in facts]
+    if missing:
+        raise TraceFormatError(f"{source}: columns or preamble values {missing} are missing; not a route trace")
+    return facts, expert_bytes, frame
 
 
 def _preamble(source: Path) -> tuple[dict[str, str], dict[int, int], int]:
