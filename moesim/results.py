@@ -4,7 +4,7 @@ Both backends hand over the same integer arrays; nothing here knows how they cam
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -49,6 +49,23 @@ class Column(IntEnum):
 
 N_COLUMNS = len(Column)
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name.lower() for column in Column)
+PREFILL, DECODE = 0, 1
+PHASE_NAMES = ("prefill", "decode")
+LABEL_DTYPES = {"step": np.int32, "layer": np.int16, "n_tokens": np.int32, "head_ns": np.int64}
+REQUEST_COLUMNS: tuple[str, ...] = (
+    "request",
+    "domain",
+    "prompt_tokens",
+    "n_output_tokens",
+    "arrival_ns",
+    "start_ns",
+    "first_token_ns",
+    "end_ns",
+    "link_busy_ns",
+    "n_copies",
+    "copied_bytes",
+    "n_dropped",
+)
 SUMMED = tuple(column for column in Column if column >= Column.COMPUTE_NS)
 
 
@@ -215,22 +232,32 @@ class ResultBuilder:
         self._n_layers = n_layers
         self._detail = detail
         self._requests: list[dict[str, Any]] = []
-        self._steps: list[pd.DataFrame] = []
-        self._layers: list[pd.DataFrame] = []
-        self._layer_steps: list[pd.DataFrame] = []
+        self._steps: list[_Block] = []
+        self._layers: list[_Block] = []
+        self._layer_steps: list[_Block] = []
 
     def add(self, part: RequestRows) -> None:
         """Take over one request's rows."""
-        columns = (
-            "request", "domain", "prompt_tokens", "n_output_tokens", "arrival_ns", "start_ns", "first_token_ns",
-            "end_ns", "link_busy_ns", "n_copies", "copied_bytes", "n_dropped",
-        )  # fmt: skip
-        self._requests.append({column: getattr(part, column) for column in columns})
-        phase = np.where(part.is_decode, "decode", "prefill")
-        self._steps.append(_steps_frame(part, phase))
-        self._layers.extend(_layers_frame(part, name, mask) for name, mask in _phases(part))
+        self._requests.append({column: getattr(part, column) for column in REQUEST_COLUMNS})
+        phase = np.where(part.is_decode, DECODE, PREFILL).astype(np.int8)
+        totals = part.rows.sum(axis=1)
+        totals[:, Column.START_NS] = part.rows[:, 0, Column.START_NS]
+        totals[:, Column.END_NS] = part.rows[:, -1, Column.END_NS] + part.head_ns
+        totals[:, Column.COMPUTE_NS] += part.head_ns
+        labels = np.column_stack([part.step, part.n_tokens, part.head_ns])
+        self._steps.append(_Block(part.request, phase, labels, totals))
+        for code in (PREFILL, DECODE):
+            mask = phase == code
+            if mask.any():
+                sums = part.rows.sum(axis=0) if mask.all() else part.rows[mask].sum(axis=0)
+                layers = np.arange(self._n_layers)[:, None]
+                self._layers.append(_Block(part.request, np.full(self._n_layers, code, np.int8), layers, sums))
         if self._detail:
-            self._layer_steps.append(_detail_frame(part, phase, self._n_layers))
+            labels = np.column_stack(
+                [np.repeat(part.step, self._n_layers), np.tile(np.arange(self._n_layers), len(part.step))]
+            )
+            rows = part.rows.reshape(-1, N_COLUMNS)
+            self._layer_steps.append(_Block(part.request, np.repeat(phase, self._n_layers), labels, rows))
 
     def build(
         self, name: str, scenario_hash: str, info: dict[str, Any], copies: npt.NDArray[np.int64] | None
@@ -249,60 +276,34 @@ class ResultBuilder:
             scenario_hash,
             info,
             pd.DataFrame(self._requests),
-            pd.concat(self._steps, ignore_index=True),
-            pd.concat(self._layers, ignore_index=True),
-            pd.concat(self._layer_steps, ignore_index=True) if self._detail else None,
+            _frame(self._steps, ("step", "n_tokens", "head_ns"), (Column.START_NS, Column.END_NS, *SUMMED)),
+            _frame(self._layers, ("layer",), SUMMED),
+            _frame(self._layer_steps, ("step", "layer"), tuple(Column)) if self._detail else None,
             copies_frame(copies) if copies is not None and self._detail else None,
         )
 
 
-def _phases(part: RequestRows) -> Iterable[tuple[str, npt.NDArray[np.bool_]]]:
-    """Give the phases that a request has passes of."""
-    for name, mask in (("prefill", ~part.is_decode), ("decode", part.is_decode)):
-        if mask.any():
-            yield name, mask
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Rows of one request that share a frame: phase codes, label columns, and counters in the order of `Column`."""
+
+    request: int
+    phase: npt.NDArray[np.int8]
+    labels: npt.NDArray[np.int64]
+    counters: npt.NDArray[np.int64]
 
 
-def _steps_frame(part: RequestRows, phase: npt.NDArray[np.str_]) -> pd.DataFrame:
-    """Sum each pass over its layers."""
-    totals = part.rows.sum(axis=1)
-    frame: dict[str, Any] = {
-        "request": np.full(len(part.step), part.request, np.int32),
-        "step": part.step,
-        "phase": phase,
-        "n_tokens": part.n_tokens,
-        "start_ns": part.rows[:, 0, Column.START_NS],
-        "end_ns": part.rows[:, -1, Column.END_NS] + part.head_ns,
-        "compute_ns": totals[:, Column.COMPUTE_NS] + part.head_ns,
-        "head_ns": part.head_ns,
-    }
-    frame |= {COLUMN_NAMES[column]: totals[:, column] for column in SUMMED if column != Column.COMPUTE_NS}
-    return pd.DataFrame(frame)
-
-
-def _layers_frame(part: RequestRows, phase: str, mask: npt.NDArray[np.bool_]) -> pd.DataFrame:
-    """Sum each layer over the passes of one phase."""
-    totals = part.rows[mask].sum(axis=0)
-    n_layers = totals.shape[0]
-    frame: dict[str, Any] = {
-        "request": np.full(n_layers, part.request, np.int32),
-        "phase": [phase] * n_layers,
-        "layer": np.arange(n_layers, dtype=np.int16),
-    }
-    frame |= {COLUMN_NAMES[column]: totals[:, column] for column in SUMMED}
-    return pd.DataFrame(frame)
-
-
-def _detail_frame(part: RequestRows, phase: npt.NDArray[np.str_], n_layers: int) -> pd.DataFrame:
-    """Lay one row per pass and layer out flat."""
-    flat = part.rows.reshape(-1, N_COLUMNS)
-    frame: dict[str, Any] = {
-        "request": np.full(len(flat), part.request, np.int32),
-        "step": np.repeat(part.step, n_layers),
-        "phase": np.repeat(phase, n_layers),
-        "layer": np.tile(np.arange(n_layers, dtype=np.int16), len(part.step)),
-    }
-    frame |= {COLUMN_NAMES[column]: flat[:, column] for column in Column}
+def _frame(blocks: list[_Block], labels: tuple[str, ...], columns: tuple[Column, ...]) -> pd.DataFrame:
+    """Join blocks into one frame: request, labels with the phase, counters."""
+    sizes = [len(block.phase) for block in blocks]
+    codes = np.concatenate([block.phase for block in blocks])
+    label_values = np.concatenate([block.labels for block in blocks])
+    counters = np.concatenate([block.counters for block in blocks])
+    frame: dict[str, Any] = {"request": np.repeat(np.array([block.request for block in blocks], np.int32), sizes)}
+    for position, label in enumerate(labels):
+        frame[label] = label_values[:, position].astype(LABEL_DTYPES[label])
+    frame["phase"] = np.array(PHASE_NAMES)[codes]
+    frame |= {COLUMN_NAMES[column]: counters[:, column].copy() for column in columns}
     return pd.DataFrame(frame)
 
 

@@ -166,7 +166,7 @@ def record_load(history: History, layer: int, expert: int, is_prefetch: bool) ->
 def record_scores(
     history: History, layer: int, scores: npt.NDArray[np.float32], first_token: int, last_token: int
 ) -> None:
-    """Keep the event's router scores of a layer, the largest over its tokens.
+    """Keep the event's router scores of a layer, the largest over its tokens; tokens without scores are passed over.
 
     Parameters
     ----------
@@ -179,11 +179,14 @@ def record_scores(
     first_token, last_token : int
         Tokens of the event, the last one excluded.
     """
-    for expert in range(scores.shape[2]):
-        best = scores[first_token, layer, expert]
-        for token in range(first_token + 1, last_token):
-            best = max(best, scores[token, layer, expert])
-        history.score[layer, expert] = best
+    is_known = False
+    for token in range(first_token, last_token):
+        if np.isnan(scores[token, layer, 0]):
+            continue
+        for expert in range(scores.shape[2]):
+            value = scores[token, layer, expert]
+            history.score[layer, expert] = max(history.score[layer, expert], value) if is_known else value
+        is_known = True
 
 
 @kernel

@@ -8,7 +8,14 @@ from numba import njit
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # numba's own kernels use `_nrt` too, but its type stubs leave the option out, hence the untyped mapping.
-_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": False}
+_OPTIONS: dict[str, Any] = {
+    "cache": True,
+    "nogil": True,
+    "fastmath": False,
+    "error_model": "numpy",
+    "_nrt": False,
+    "forceinline": True,
+}
 
 UNKNOWN = -1
 NEVER = 2**62

@@ -271,7 +271,7 @@ def owed_ns(link: LinkState, now_ns: int) -> int:
 
 
 def make_room(link: LinkState, n_new: int) -> tuple[LinkState, npt.NDArray[np.int64]]:
-    """Keep only copies that still matter and make room for a request's new ones.
+    """Keep only copies that still wait and make room for a request's new ones.
 
     Parameters
     ----------
@@ -283,30 +283,31 @@ def make_room(link: LinkState, n_new: int) -> tuple[LinkState, npt.NDArray[np.in
     Returns
     -------
     LinkState
-        With the copies that wait, or run last, moved to the front.
+        With the waiting copies moved to the front; its arrays are new ones only where the old ones are too small.
     int64[N, 12]
         The copies that are done with: they ran, or were dropped.
     """
     n_rows = int(link.cursor[N_ROWS])
-    table = link.table[:n_rows]
+    table = link.table[:n_rows].copy()
     is_kept = (table[:, STARTED] < 0) & (link.is_dead[:n_rows] == 0)
-    done = table[~is_kept].copy()
     kept = np.flatnonzero(is_kept)
     new_row = np.full(n_rows + 1, UNKNOWN, np.int64)
     new_row[kept] = np.arange(len(kept))
+    waiting = [new_row[link.queue[klass, link.head[klass] : link.tail[klass]]] for klass in range(2)]
     capacity = len(kept) + n_new
-    fresh = link._replace(
-        table=np.zeros((capacity, len(COPY_COLUMNS)), np.int64),
-        is_dead=np.zeros(capacity, np.uint8),
-        queue=np.zeros((2, capacity), np.int64),
-    )
-    fresh.table[: len(kept)] = table[kept]
-    for klass in range(2):
-        rows = new_row[link.queue[klass, link.head[klass] : link.tail[klass]]]
-        rows = rows[rows >= 0]
-        fresh.queue[klass, : len(rows)] = rows
-        fresh.head[klass], fresh.tail[klass] = 0, len(rows)
-    fresh.copy_of[:] = new_row[link.copy_of]
-    fresh.cursor[N_ROWS] = len(kept)
-    fresh.cursor[RUNNING] = UNKNOWN
-    return fresh, done
+    if capacity > len(link.table):
+        link = link._replace(
+            table=np.empty((capacity, len(COPY_COLUMNS)), np.int64),
+            is_dead=np.empty(capacity, np.uint8),
+            queue=np.empty((2, capacity), np.int64),
+        )
+    link.table[: len(kept)] = table[kept]
+    link.is_dead[: len(kept)] = 0
+    for klass, rows in enumerate(waiting):
+        still = rows[rows >= 0]
+        link.queue[klass, : len(still)] = still
+        link.head[klass], link.tail[klass] = 0, len(still)
+    link.copy_of[:] = new_row[link.copy_of]
+    link.cursor[N_ROWS] = len(kept)
+    link.cursor[RUNNING] = UNKNOWN
+    return link, table[~is_kept]
