@@ -74,8 +74,21 @@ def answer(request: Request) -> None:
         if shown is not None:
             _write_timeline(request.out / "timeline.json", shown)
     emit(report_json(entries), request.as_json, report_table(entries))
-    if request.out is not None:
-        print(f"written to {request.out}", file=sys.stderr)
+    if request.out is not None and not request.as_json:
+        for line in _guide(request.out, shown, with_plots=request.with_plots):
+            print(line, file=sys.stderr)
+
+
+def _guide(out: Path, shown: Scenario | None, *, with_plots: bool) -> list[str]:
+    """Say which files were written and what to do with them."""
+    lines = [f"Written to {out}:"]
+    if with_plots and (out / "tpot_breakdown.png").exists():
+        lines.append("  tpot_breakdown.png, layer_hit_rate.png  where a step's time goes; hit rate by layer (also .svg)")
+    if shown is not None:
+        lines.append(f"  timeline.json   first request of {shown.name!r}: open it at https://ui.perfetto.dev")
+    lines.append("  summary.json    every number above, and more")
+    lines.append("  */*.parquet     the columns behind them, one folder per run, with its settings in scenario.toml")
+    return lines
 
 
 def _load(request: Request) -> tuple[Scenario, ...]:
@@ -147,8 +160,25 @@ def _write_plots(out: Path, entries: Sequence[Entry]) -> None:
     bounds = [(item.name, item.metrics) for item in entries if item.role == "bound"]
     if any(metrics.split.n_steps for _, metrics in runs):
         save_figure(draw_tpot_breakdown(runs, bounds), out / "tpot_breakdown")
-    if any(metrics.decode.n_lookups for _, metrics in runs):
-        save_figure(draw_layer_hit_rate(runs, bounds), out / "layer_hit_rate")
+    # A run without slots has a line at 0, which would press the others together.
+    kept = [item for item in entries if item.metrics.decode.n_lookups]
+    kept = [item for item in kept if item.result.info.get("slots") != 0] or kept
+    if any(item.role == "run" for item in kept):
+        # Where the link is narrow, what an oracle copies ahead is late, not hit: its hit rate bounds nothing.
+        plain = [item for item in kept if item.role == "bound" and item.result.info.get("predictor", "none") == "none"]
+        figure = draw_layer_hit_rate(
+            [(item.name, item.metrics) for item in kept if item.role == "run"],
+            [(item.name, item.metrics) for item in plain],
+            kinds={item.name: _kind(item) for item in kept},
+        )
+        save_figure(figure, out / "layer_hit_rate")
+
+
+def _kind(item: Entry) -> tuple[str, str]:
+    """Name a run's policies and its cache, for what pictures show by colour and by line style."""
+    info = item.result.info
+    settings = item.scenario.model_dump_json(include={"eviction", "prefetch", "score_source"}) if item.scenario else ""
+    return settings, f"{info.get('slots')} {info.get('pool_bytes')}"
 
 
 def _write_timeline(path: Path, scenario: Scenario) -> None:

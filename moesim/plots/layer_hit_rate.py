@@ -1,7 +1,7 @@
 """Hit rate of every layer: one line per run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -11,10 +11,15 @@ from moesim.metrics import Metrics, Phase
 from moesim.plots.style import BLACK, LINE_COLORS, LINE_STYLES, new_figure, style, wrapped
 
 _Line = tuple[str, list[float]]
+# What a matplotlib dash pattern is: a name, or an offset and lengths.
+_Dashes = str | tuple[int, tuple[float, ...]]
 
 
 def draw_layer_hit_rate(
-    runs: Sequence[tuple[str, Metrics]], bounds: Sequence[tuple[str, Metrics]] = (), phase: Phase = "decode"
+    runs: Sequence[tuple[str, Metrics]],
+    bounds: Sequence[tuple[str, Metrics]] = (),
+    phase: Phase = "decode",
+    kinds: Mapping[str, tuple[str, str]] | None = None,
 ) -> Figure:
     """Draw hits / lookups over the layers.
 
@@ -26,6 +31,9 @@ def draw_layer_hit_rate(
         Clairvoyant runs, in black.
     phase : {"decode", "prefill"}
         Which lookups.
+    kinds : mapping of name to (policies, cache), optional
+        Runs of the same policies share a colour and runs of the same cache a line style. Left out, or too many to tell
+        apart: every run has a look of its own.
 
     Returns
     -------
@@ -44,14 +52,14 @@ def draw_layer_hit_rate(
     with style():
         n_legend_lines = sum(wrapped(name).count("\n") + 1 for name, _ in (*runs, *bounds))
         figure, axes = new_figure(max(3.2, 0.6 + 0.19 * n_legend_lines))
-        for index, (name, rates) in enumerate(lines):
-            color = LINE_COLORS[index % len(LINE_COLORS)]
-            dashes = LINE_STYLES[index // len(LINE_COLORS) % len(LINE_STYLES)]
+        looks, bound_dashes = _looks([name for name, _ in lines], [name for name, _ in bounds], kinds)
+        for name, rates in lines:
+            color, dashes = looks[name]
             drawn.append(
                 (rates, axes.plot(rates, color=color, linestyle=dashes, marker="o", ms=2.2, label=wrapped(name)))
             )
-        for index, (name, rates) in enumerate(_lines(bounds, phase)):
-            dashes = LINE_STYLES[(index + 1) % len(LINE_STYLES)]
+        for name, rates in _lines(bounds, phase):
+            dashes = bound_dashes[name]
             drawn.append(
                 (rates, axes.plot(rates, color=BLACK, linestyle=dashes, lw=1, marker="o", ms=1.6, label=wrapped(name)))
             )
@@ -67,6 +75,30 @@ def draw_layer_hit_rate(
         handles = [artists[0] for _, artists in drawn]
         figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=0.55)
     return figure
+
+
+def _looks(
+    names: Sequence[str], bounds: Sequence[str], kinds: Mapping[str, tuple[str, str]] | None
+) -> tuple[dict[str, tuple[str, _Dashes]], dict[str, _Dashes]]:
+    """Give each run a colour and a line style, and each bound a line style."""
+    known = kinds is not None and all(name in kinds for name in (*names, *bounds))
+    if kinds is not None and known:
+        pairs = [kinds[name] for name in names]
+        policies, caches = (list(dict.fromkeys(parts)) for parts in zip(*pairs, strict=True))
+        caches += [kinds[name][1] for name in bounds if kinds[name][1] not in caches]
+        fits = len(policies) <= len(LINE_COLORS) and len(caches) <= len(LINE_STYLES)
+        if fits and len(set(pairs)) == len(pairs):
+            looks = {
+                name: (LINE_COLORS[policies.index(policy)], LINE_STYLES[caches.index(cache)])
+                for name, (policy, cache) in zip(names, pairs, strict=True)
+            }
+            return looks, {name: LINE_STYLES[caches.index(kinds[name][1])] for name in bounds}
+    n_colors = len(LINE_COLORS)
+    looks = {
+        name: (LINE_COLORS[index % n_colors], LINE_STYLES[index // n_colors % len(LINE_STYLES)])
+        for index, name in enumerate(names)
+    }
+    return looks, {name: LINE_STYLES[(index + 1) % len(LINE_STYLES)] for index, name in enumerate(bounds)}
 
 
 def _lines(runs: Sequence[tuple[str, Metrics]], phase: Phase) -> list[_Line]:

@@ -222,7 +222,7 @@ def fill_keep_scores(
 
 @kernel
 def select_victim(slots: Slots, layer: int, keep: npt.NDArray[np.float64], is_predicted: npt.NDArray[np.uint8]) -> int:
-    """Find who leaves a layer.
+    """Find who leaves a layer that has no empty slot.
 
     Parameters
     ----------
@@ -240,17 +240,15 @@ def select_victim(slots: Slots, layer: int, keep: npt.NDArray[np.float64], is_pr
     int
         The unpinned resident of lowest score, ties by lowest id; -1 if there is none.
     """
-    victim = UNKNOWN
+    victim, lowest = UNKNOWN, np.inf
     for slot in range(slots.capacity[layer]):
         expert = slots.expert_of_slot[layer, slot]
-        if expert < 0 or slots.is_pinned[layer, expert] != 0 or is_predicted[expert] != 0:
-            continue
-        if (
-            victim < 0
-            or keep[layer, expert] < keep[layer, victim]
-            or (keep[layer, expert] == keep[layer, victim] and expert < victim)
-        ):
-            victim = expert
+        value = keep[layer, expert]
+        # One branch instead of five: the search is the hottest loop of a replay, and its outcome is unpredictable.
+        is_bound = slots.is_pinned[layer, expert] | is_predicted[expert]
+        is_lower = (value < lowest) | ((value == lowest) & (expert < victim)) | (victim < 0)
+        if is_lower & (is_bound == 0):
+            victim, lowest = expert, value
     return victim
 
 

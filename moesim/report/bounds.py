@@ -14,7 +14,7 @@ _FREE = {"name", "backend", "seed", "score_source", "eviction", "prefetch"}
 def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
     """Give one clairvoyant scenario per set of scenarios that differ only in their policies.
 
-    Eviction becomes ``belady_bypass``. Scenarios that prefetch get a bound of their own, whose predictor is the
+    Scenarios without a slot have none: nothing is kept, so there is nothing to choose. Eviction becomes ``belady_bypass``. Scenarios that prefetch get a bound of their own, whose predictor is the
     ``oracle`` and whose depth is the largest among them.
 
     Parameters
@@ -29,6 +29,8 @@ def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
     """
     groups: dict[tuple[str, bool], list[Scenario]] = {}
     for scenario in scenarios:
+        if not _has_room(scenario):
+            continue
         fixed = json.dumps(scenario.model_dump(mode="json", exclude=_FREE), sort_keys=True)
         groups.setdefault((fixed, scenario.prefetch.kind != Predictor.NONE), []).append(scenario)
     names = _names(list(groups.values()), [prefetches for _, prefetches in groups])
@@ -39,6 +41,14 @@ def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
         settings = {"name": name, "eviction.policy": "belady_bypass", "prefetch.predictor": predictor}
         bounds.append(model.with_settings(settings))
     return tuple(bounds)
+
+
+def _has_room(scenario: Scenario) -> bool:
+    """Tell whether any expert can stay."""
+    cache = scenario.cache
+    if cache.pool is not None:
+        return cache.pool > 0
+    return any(cache.slots) if isinstance(cache.slots, tuple) else cache.slots != 0
 
 
 def _names(groups: Sequence[Sequence[Scenario]], prefetches: Sequence[bool]) -> list[str]:

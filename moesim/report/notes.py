@@ -1,5 +1,6 @@
 """What a table must say beside its numbers: which mean, which start, whose device, what is wrong."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ def _trace_text(item: Entry) -> str:
     """Name a run's trace, how it came about and its requests' domains."""
     info = item.result.info
     provenance = info.get("trace_provenance") or {}
-    text = str(info.get("trace", "not stated"))
+    # A scenario's path goes up and down folders; a reader wants to know which file it is.
+    text = os.path.normpath(info["trace"]) if "trace" in info else "not stated"
     if provenance:
         text += f", {provenance.get('kind')}: {provenance.get('source')}"
     domains = sorted({str(domain) for domain in item.result.requests["domain"].dropna()})
@@ -85,6 +87,8 @@ def _score_text(info: Mapping[str, Any]) -> str:
 
 def provenance_lines(entries: Sequence[Entry]) -> list[str]:
     """Say where the numbers come from, one line per kind of input; a line is shared by all runs or names theirs."""
+    # Bounds are runs of the same inputs, so they would only lengthen the lists of names.
+    entries = [item for item in entries if item.role == "run"] or entries
     infos = [(item.name, item.result.info) for item in entries]
     texts: dict[str, list[tuple[str, str]]] = {
         "Trace": [(item.name, _trace_text(item)) for item in entries],
