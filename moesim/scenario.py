@@ -7,31 +7,34 @@ What belongs here: names, ranges and defaults. What does not: looking at a trace
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from moesim.errors import ConfigError, MoesimError, UnknownNameError
+from moesim.errors import ConfigError, MoesimError
 from moesim.policies.registry import Eviction, Predictor, eviction_from_name, predictor_from_name
+from moesim.settings_problems import check_plain, first_problem
 from moesim.units import parse_bytes, parse_bytes_per_s
 
 
-def _size(value: object) -> object:
+def _size(value: object, info: ValidationInfo) -> object:
     """Accept whole bytes or a size with a unit."""
-    return parse_bytes(value, "size") if isinstance(value, str) else value
+    return parse_bytes(value, str(info.field_name)) if isinstance(value, str) else value
 
 
-def _bandwidth(value: object) -> object:
+def _bandwidth(value: object, info: ValidationInfo) -> object:
     """Accept only a bandwidth that says its unit."""
     if isinstance(value, str):
-        return parse_bytes_per_s(value, "bandwidth")
-    raise ConfigError(f"bandwidth {value!r} has no unit: write '25 GB/s', '25 GiB/s' or '25 Gbit/s'")
+        return parse_bytes_per_s(value, str(info.field_name))
+    raise ConfigError(f"{info.field_name}: {value!r} has no unit: write '25 GB/s', '25 GiB/s' or '25 Gbit/s'")
 
 
-Bytes = Annotated[int, BeforeValidator(_size), Field(ge=0)]
-Bandwidth = Annotated[int, BeforeValidator(_bandwidth), Field(gt=0)]
+# The limits keep sums over layers and tokens within 64 bits.
+Bytes = Annotated[int, BeforeValidator(_size), Field(ge=0, lt=2**53)]
+Bandwidth = Annotated[int, BeforeValidator(_bandwidth), Field(gt=0, lt=2**53)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 Duration = Annotated[int, Field(ge=0, lt=2**53)]
 PerLayer = Duration | tuple[Duration, ...]
 
@@ -61,7 +64,7 @@ class CacheSettings(_Settings):
     """Room for experts on the device."""
 
     scope: Literal["per_layer", "global"] = Field("per_layer", description="slots per layer, or one byte pool")
-    slots: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...] | Literal["auto"] = Field(
+    slots: Count | tuple[Count, ...] | Literal["auto"] = Field(
         "auto", description="slots of every layer, one number per layer, or auto (from budget)"
     )
     budget: Bytes | None = Field(None, description="bytes for slots = auto, e.g. '48 GB'")
@@ -113,7 +116,7 @@ class PrefetchSettings(_Settings):
     """What is copied ahead of its layer."""
 
     predictor: str = Field("none", description="name of the predictor")
-    depth: int = Field(1, ge=0, description="at most this many copies per decision")
+    depth: Count = Field(1, description="at most this many copies per decision")
     rule: Literal["paper", "backlog", "fixed"] = Field("paper", description="overlap window rule")
     width: int | None = Field(None, ge=1, description="experts taken from the prediction; default: the layer's top-k")
     guard: bool = Field(False, description="never evict an expert whose keep score beats the candidate's")
@@ -138,7 +141,7 @@ class LinkSettings(_Settings):
     bandwidth: Bandwidth | None = Field(None, description="replaces the device's size-to-time curve")
     launch_overhead_ns: Duration | None = Field(None, description="fixed part of every copy")
     start_latency_ns: Duration | None = Field(None, description="added when the link was idle")
-    copies_per_expert: int = Field(1, ge=1, description="launches that one expert takes (separate tensors)")
+    copies_per_expert: int = Field(1, ge=1, le=10_000, description="launches that one expert takes (separate tensors)")
     allow_unusual_bandwidth: bool = Field(False, description="accept bandwidths outside 0.1 to 1000 GB/s")
 
     @model_validator(mode="after")
@@ -240,17 +243,6 @@ def _put(fields: dict[str, Any], dotted: str, value: object) -> None:
         target[last] = value
 
 
-def _known_keys(location: Sequence[int | str]) -> tuple[str, ...]:
-    """Give the legal keys of the group in which a location lies."""
-    model: type[BaseModel] = Scenario
-    for part in location[:-1]:
-        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return ()
-        model = annotation
-    return tuple(model.model_fields)
-
-
 def build_scenario(fields: Mapping[str, object], source: str) -> Scenario:
     """Check raw fields and build a scenario.
 
@@ -267,21 +259,12 @@ def build_scenario(fields: Mapping[str, object], source: str) -> Scenario:
         Naming the first wrong setting, its value and what is allowed.
     """
     try:
+        check_plain(fields, Scenario)
         return Scenario.model_validate(fields)
     except MoesimError as error:
         raise type(error)(f"{source}: {error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        location = [part for part in first["loc"] if not (isinstance(part, str) and ("[" in part or part == "auto"))]
-        dotted = ".".join(str(part) for part in location)
-        if first["type"] == "extra_forbidden":
-            known = _known_keys(location)
-            raise ConfigError(f"{source}: {UnknownNameError.nearest('setting', str(location[-1]), known)}") from None
-        if first["type"] == "missing":
-            raise ConfigError(f"{source}: {dotted} is missing; add it to the scenario") from None
-        if first["type"] == "value_error":
-            raise ConfigError(f"{source}: {first['ctx']['error']}") from None
-        raise ConfigError(f"{source}: {dotted} = {first['input']!r}: {first['msg']}") from None
+        raise ConfigError(f"{source}: {first_problem(error, Scenario)}") from None
 
 
 def parse_override(text: str) -> tuple[str, object]:
@@ -298,10 +281,11 @@ def parse_override(text: str) -> tuple[str, object]:
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r}: write KEY=VALUE, e.g. --set cache.slots=8")
     try:
-        value: object = tomllib.loads(f"value = {raw.strip()}")["value"]
+        parsed = tomllib.loads(f"value = {raw.strip()}")
     except tomllib.TOMLDecodeError:
-        value = raw.strip()
-    return key.strip(), value
+        parsed = {}
+    # Several lines could be several settings; those are no value either.
+    return key.strip(), parsed["value"] if parsed.keys() == {"value"} else raw.strip()
 
 
 def _rebase(fields: dict[str, Any], folder: Path) -> None:
@@ -345,7 +329,7 @@ def load_scenarios(path: Path, overrides: Mapping[str, object] | None = None) ->
     scenarios = tuple(_expand(fields, variants, overrides or {}, str(path)))
     names = [scenario.name for scenario in scenarios]
     if len(set(names)) != len(names):
-        raise ConfigError(f"scenario {path}: variants must have different names, got {names}")
+        raise ConfigError(f"scenario {path}: variants must have different names, got {names}; set name")
     return scenarios
 
 

@@ -25,6 +25,8 @@ _BYTE_FACTORS = {
     "TiB": 2**40,
 }
 _BIT_FACTORS = {"kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
+# Beyond 64 bits in any unit; what is larger would overflow decimals too.
+_LARGEST_EXPONENT = 20
 _QUANTITY = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)(/s)?\s*$")
 
 
@@ -37,6 +39,8 @@ def _split(text: str, field: str, example: str) -> tuple[Decimal, str, bool]:
         number = Decimal(match[1].replace("_", ""))
     except InvalidOperation:
         raise ConfigError(f"{field}: {match[1]!r} is not a number; write e.g. {example!r}") from None
+    if number.adjusted() > _LARGEST_EXPONENT:
+        raise ConfigError(f"{field}: {text!r} is too large; allowed: below 2**63 bytes")
     return number, match[2], match[3] is not None
 
 
@@ -68,7 +72,14 @@ def parse_bytes(text: str, field: str) -> int:
     number, unit, is_rate = _split(text, field, "48 GB")
     if is_rate or unit not in _BYTE_FACTORS:
         raise ConfigError(f"{field}: {text!r} needs a unit of size, one of {', '.join(_BYTE_FACTORS)}, e.g. '48 GB'")
-    return int((number * _BYTE_FACTORS[unit]).to_integral_value())
+    return _whole(number * _BYTE_FACTORS[unit], text, field)
+
+
+def _whole(number: Decimal, text: str, field: str) -> int:
+    """Round to a whole number that 64 bits hold."""
+    if number >= 2**63:
+        raise ConfigError(f"{field}: {text!r} is too large; allowed: below 2**63 bytes")
+    return int(number.to_integral_value())
 
 
 def parse_bytes_per_s(text: str, field: str) -> int:
@@ -98,9 +109,9 @@ def parse_bytes_per_s(text: str, field: str) -> int:
     """
     number, unit, is_rate = _split(text, field, "25 GB/s")
     if is_rate and unit in _BYTE_FACTORS:
-        return int((number * _BYTE_FACTORS[unit]).to_integral_value())
+        return _whole(number * _BYTE_FACTORS[unit], text, field)
     if is_rate and unit in _BIT_FACTORS:
-        return int((number * _BIT_FACTORS[unit] / 8).to_integral_value())
+        return _whole(number * _BIT_FACTORS[unit] / 8, text, field)
     raise ConfigError(
         f"{field}: {text!r} needs a unit of bandwidth: '25 GB/s' (1e9 bytes), '25 GiB/s' (2**30) or '25 Gbit/s'"
     )

@@ -97,7 +97,7 @@ def record_event(
     history: History,
     layer: int,
     n_tokens: int,
-    experts: npt.NDArray[np.int16],
+    experts: npt.NDArray[np.int64],
     last_token: npt.NDArray[np.int32],
     next_event: npt.NDArray[np.int64],
     decay: float,
@@ -114,7 +114,7 @@ def record_event(
         Layer of the event.
     n_tokens : int
         Tokens of the event; each gets a tick.
-    experts : int16[D]
+    experts : int64[D]
         Distinct experts demanded.
     last_token : int32[D]
         Last token of the event that selected each.

@@ -20,7 +20,7 @@ class Lookups(NamedTuple):
         First entry of each event.
     n_selections : int32[S * L]
         Selections of real experts by all tokens.
-    expert : int16[N]
+    expert : int64[N]
         Expert of each entry.
     n_tokens : int32[N]
         Tokens that selected it.
@@ -32,7 +32,7 @@ class Lookups(NamedTuple):
 
     offset: npt.NDArray[np.int64]
     n_selections: npt.NDArray[np.int32]
-    expert: npt.NDArray[np.int16]
+    expert: npt.NDArray[np.int64]
     n_tokens: npt.NDArray[np.int32]
     last_token: npt.NDArray[np.int32]
     next_event: npt.NDArray[np.int64]
@@ -52,7 +52,7 @@ def _fill(
     n_experts: npt.NDArray[np.int64],
     offset: npt.NDArray[np.int64],
     n_selections: npt.NDArray[np.int32],
-    expert_out: npt.NDArray[np.int16],
+    expert_out: npt.NDArray[np.int64],
     n_tokens_out: npt.NDArray[np.int32],
     last_token_out: npt.NDArray[np.int32],
     count: npt.NDArray[np.int32],
@@ -70,7 +70,7 @@ def _fill(
             is_single = pass_start[index + 1] - pass_start[index] == 1
             for token in range(pass_start[index], pass_start[index + 1]):
                 for rank in range(top_k):
-                    expert = ids[token, layer, rank]
+                    expert = np.int64(ids[token, layer, rank])
                     if expert < 0 or expert >= n_experts[layer]:
                         continue
                     selections += 1
@@ -129,7 +129,7 @@ def build_lookups(
     n_events = (len(pass_start) - 1) * ids.shape[1]
     offset = np.zeros(n_events + 1, np.int64)
     n_selections = np.zeros(n_events, np.int32)
-    expert = np.empty(ids.size, np.int16)
+    expert = np.empty(ids.size, np.int64)
     n_tokens = np.empty(ids.size, np.int32)
     last_token = np.empty(ids.size, np.int32)
     widest = int(n_experts.max())

@@ -13,9 +13,9 @@ class Slots(NamedTuple):
 
     Attributes
     ----------
-    expert_of_slot : int32[L, K]
+    expert_of_slot : int64[L, K]
         Expert in each slot, -1 when empty. K is the largest capacity.
-    slot_of_expert : int32[L, E]
+    slot_of_expert : int64[L, E]
         Slot of each expert, -1 when not resident.
     n_resident : int64[L]
         Slots in use.
@@ -31,8 +31,8 @@ class Slots(NamedTuple):
         Capacity in bytes of the global pool (-1: slots are per layer), and bytes in use.
     """
 
-    expert_of_slot: npt.NDArray[np.int32]
-    slot_of_expert: npt.NDArray[np.int32]
+    expert_of_slot: npt.NDArray[np.int64]
+    slot_of_expert: npt.NDArray[np.int64]
     n_resident: npt.NDArray[np.int64]
     capacity: npt.NDArray[np.int64]
     is_pinned: npt.NDArray[np.uint8]
@@ -62,8 +62,8 @@ def empty_slots(
     """
     n_layers, widest = len(capacity), int(n_experts.max())
     return Slots(
-        np.full((n_layers, max(1, int(capacity.max()))), UNKNOWN, np.int32),
-        np.full((n_layers, widest), UNKNOWN, np.int32),
+        np.full((n_layers, max(1, int(capacity.max()))), UNKNOWN, np.int64),
+        np.full((n_layers, widest), UNKNOWN, np.int64),
         np.zeros(n_layers, np.int64),
         capacity.astype(np.int64),
         np.zeros((n_layers, widest), np.uint8),

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -14,6 +14,9 @@ from moesim.errors import MoesimError
 EXIT_OK = 0
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+# Typer exports one of its errors by name; what that derives from is also raised for unknown commands and options.
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 
 class _TraceGroup(TyperGroup):
@@ -76,6 +79,17 @@ def _fail(message: str) -> int:
     return EXIT_ERROR
 
 
+def _usage_failure(error: Any) -> int:
+    """Say in one line what is wrong with the words of a call, and where its help is."""
+    message = error.format_message()
+    if "\n" in message:
+        # A group without a command answers with its help.
+        error.show()
+        return EXIT_ERROR
+    command = error.ctx.command_path if error.ctx is not None else "moesim"
+    return _fail(f"{message.rstrip('.')}; see '{command} --help'")
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -90,7 +104,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         0 when all went well, 2 after an error of the user's input (one line on standard error), 130 after Ctrl-C.
     """
     try:
-        app(None if arguments is None else list(arguments), prog_name="moesim")
+        code = app(None if arguments is None else list(arguments), prog_name="moesim", standalone_mode=False)
+    except _UsageError as error:
+        return _usage_failure(error)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_ERROR
     except KeyboardInterrupt:
@@ -98,6 +114,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except MoesimError as error:
         return _fail(str(error))
+    except OverflowError:
+        return _fail("a time or size is too large: the model counts ns and bytes in 64 bits (292 years, 9 EB)")
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-    return EXIT_OK
+    return code if isinstance(code, int) else EXIT_OK

@@ -1,14 +1,18 @@
 """How commands answer: one JSON object on stdout, or something to read; progress goes to stderr."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from moesim.errors import ConfigError
 
 
 def emit(json_object: Mapping[str, Any], as_json: bool, renderable: RenderableType | None = None) -> None:
@@ -28,6 +32,35 @@ def emit(json_object: Mapping[str, Any], as_json: bool, renderable: RenderableTy
         print(json.dumps(plain(json_object), allow_nan=False))
         return
     Console().print(renderable if renderable is not None else key_values(json_object))
+
+
+def check_writable(path: Path, setting: str, *, is_folder: bool) -> None:
+    """Refuse a place that cannot be written to, before the work and without leaving a trace.
+
+    Parameters
+    ----------
+    path : Path
+        File or folder that is to be written.
+    setting : str
+        Option or argument that named it.
+    is_folder : bool
+        Whether the path shall be a folder.
+
+    Raises
+    ------
+    ConfigError
+        If the path or the nearest folder above it that exists is of the wrong kind or not writable.
+    """
+    advice = "give another folder" if is_folder else "give the path of a file in a folder that can be written to"
+    if path.exists() and path.is_dir() != is_folder:
+        raise ConfigError(f"{setting} {path}: is {'a file' if is_folder else 'a folder'}; {advice}")
+    nearest = path if is_folder else path.absolute().parent
+    while not nearest.exists():
+        nearest = nearest.absolute().parent
+    if not nearest.is_dir():
+        raise ConfigError(f"{setting} {path}: {nearest} is a file; {advice}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{setting} {path}: {nearest} is not writable; {advice}")
 
 
 def plain(value: Any) -> Any:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moesim.cli.output import emit, progress_bar
-from moesim.errors import ConfigError, UnknownNameError
+from moesim.cli.output import check_writable, emit, progress_bar
+from moesim.errors import ConfigError, MoesimError, UnknownNameError
 from moesim.files import write_text
 from moesim.report import Entry, Role, bound_scenarios, entry, report_json, report_table
 from moesim.run import run_scenario
@@ -66,10 +66,11 @@ def answer(request: Request) -> None:
     shown = _timeline_scenario(request, scenarios)
     if request.out is not None:
         # A folder that cannot be made should stop the call before the runs, not after.
-        request.out.mkdir(parents=True, exist_ok=True)
+        check_writable(request.out, "--out", is_folder=True)
     bounds = bound_scenarios(scenarios) if request.with_bound else ()
     entries = _run_all(scenarios, bounds)
     if request.out is not None:
+        request.out.mkdir(parents=True, exist_ok=True)
         _write(request.out, entries, with_plots=request.with_plots)
         if shown is not None:
             _write_timeline(request.out / "timeline.json", shown)
@@ -120,8 +121,12 @@ def _run_all(scenarios: Sequence[Scenario], bounds: Sequence[Scenario]) -> list[
     roles: list[tuple[Role, Scenario]] = [("run", item) for item in scenarios] + [("bound", item) for item in bounds]
     entries = []
     for role, scenario in roles:
-        with progress_bar(scenario.name) as advance:
-            entries.append(entry(run_scenario(scenario, progress=advance), role, scenario))
+        try:
+            with progress_bar(scenario.name) as advance:
+                entries.append(entry(run_scenario(scenario, progress=advance), role, scenario))
+        except MoesimError as error:
+            # With several scenarios in one call a message must say which one it means.
+            raise type(error)(f"scenario {scenario.name!r}: {error}") from error
     return entries
 
 

@@ -8,8 +8,8 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from moesim.cli.output import emit, key_values, progress_bar
-from moesim.errors import ConfigError
+from moesim.cli.output import check_writable, emit, key_values, progress_bar
+from moesim.errors import ConfigError, TraceFormatError
 from moesim.trace import RequestTrace, TraceMeta, TraceReader
 from moesim.trace.importers.bigmoeonedge_csv import import_bigmoeonedge_csv
 from moesim.trace.importers.flat_lists import import_flat_lists
@@ -89,8 +89,11 @@ def validate(path: TracePath, lenient: Lenient = False, as_json: AsJson = False)
     with progress_bar("checking") as progress:
         report = validate_trace(path, strict=not lenient, progress=progress)
     emit(report.to_json(), as_json, _report_view(report))
-    if not report.is_valid:
-        raise typer.Exit(2)
+    errors = [finding.message for finding in report.findings if finding.level == "error"]
+    if errors:
+        more = f" (and {len(errors) - 1} more, listed above)" if len(errors) > 1 else ""
+        where = "" if errors[0].startswith(str(path)) else f"{path}: "
+        raise TraceFormatError(f"{where}{errors[0]}{more}")
 
 
 def _report_view(report: Report) -> Group:
@@ -131,6 +134,7 @@ def synth(
     as_json: AsJson = False,
 ) -> None:
     """Write a synthetic trace with all-expert scores and lookahead."""
+    check_writable(output, "output", is_folder=False)
     given: dict[str, Any] = {
         "n_requests": requests,
         "prompt_tokens": None if prompt is None else _range(prompt, "--prompt"),
@@ -196,6 +200,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Convert another tool's trace."""
+    check_writable(output, "output", is_folder=False)
     if file_format is None:
         guesses = {".parquet": Format.flat_lists, ".csv": Format.bigmoeonedge_csv}
         file_format = guesses.get(source.suffix)

@@ -176,7 +176,7 @@ def cancel_unwanted(
 def apply_evictions(link: LinkState, costs: Costs, log: DecisionLog, first: int, last: int) -> None:
     """Take the slots away that a decision took away."""
     for entry in range(first, last):
-        forget(link, costs, log.eviction_layer[entry], log.eviction_expert[entry])
+        forget(link, costs, np.int64(log.eviction_layer[entry]), np.int64(log.eviction_expert[entry]))
 
 
 @kernel
@@ -248,7 +248,7 @@ def request_prefetches(
 ) -> None:
     """Ask for the copies ahead that a decision chose."""
     for entry in range(first, last):
-        layer, expert = log.prefetch_layer[entry], log.prefetch_expert[entry]
+        layer, expert = np.int64(log.prefetch_layer[entry]), np.int64(log.prefetch_expert[entry])
         n_bytes = slots.expert_bytes[layer]
         request_expert(link, costs, PREFETCH, request, step, layer, expert, n_bytes, True, now_ns)
 

@@ -5,6 +5,7 @@ What belongs here: passes, lookup events, durations and future of one request. W
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,11 @@ from moesim.workload.resolve import Resolved
 
 _NO_FLOATS = np.zeros((0, 0, 0), np.float32)
 _NO_COUNTS = np.zeros((0, 0, 0), np.int32)
+
+
+def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Copy what is read-only or strided: kernels are compiled once per kind of array, and one kind is enough."""
+    return np.require(array, requirements=["C", "W"])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -306,14 +312,14 @@ class Workload:
     def _lookups(self, plan: _Plan) -> Lookups:
         """Collect the request's lookup events."""
         trace, first = plan.trace, plan.first_token
-        ids = np.ascontiguousarray(trace.topk_ids[first:])
+        ids = _own(trace.topk_ids[first:])
         demand = _NO_FLOATS
         is_mixed = (plan.is_event.reshape(len(plan.step), -1).any(axis=1) & (plan.n_tokens > 1)).any()
         if is_mixed and trace.scores is not None:
             chosen = np.take_along_axis(trace.scores[first:], np.clip(ids, 0, trace.scores.shape[2] - 1), axis=2)
             demand = chosen.astype(np.float32)
         elif is_mixed and trace.topk_weights is not None:
-            demand = np.ascontiguousarray(trace.topk_weights[first:])
+            demand = _own(trace.topk_weights[first:])
         return build_lookups(ids, demand, plan.pass_start, self.resolved.n_experts)
 
     def _prepare(self, plan: _Plan) -> PreparedRequest:
@@ -323,7 +329,7 @@ class Workload:
         if rules.score_source == ScoreSource.ALL and trace.scores is not None:
             scores = trace.scores[first:].astype(np.float32)
         if rules.score_source == ScoreSource.TOPK and trace.topk_weights is not None:
-            weights = np.ascontiguousarray(trace.topk_weights[first:])
+            weights = _own(trace.topk_weights[first:])
         if self._reads_lookahead() and trace.lookahead is not None:
             lookahead = trace.lookahead[first:].astype(np.float32)
         passes = Passes(
@@ -333,7 +339,7 @@ class Workload:
             is_hash=self.resolved.is_hash,
             n_experts=self.resolved.n_experts,
             top_k=self.resolved.top_k,
-            ids=np.ascontiguousarray(trace.topk_ids[first:]),
+            ids=_own(trace.topk_ids[first:]),
             weights=weights,
             scores=scores,
             lookahead=lookahead,
