@@ -1,6 +1,5 @@
 """The command line's entry: one app, one way to fail."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
@@ -75,7 +74,10 @@ def _root(
 
 def _fail(message: str) -> int:
     """Write one line to standard error and give the exit code."""
-    print("moesim: error: " + " ".join(message.split()), file=sys.stderr)
+    # Imported here: what prints tables would slow every --help down.
+    from moesim.cli.output import print_error  # noqa: PLC0415
+
+    print_error(message)
     return EXIT_ERROR
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,11 @@ def emit(json_object: Mapping[str, Any], as_json: bool, renderable: RenderableTy
         print(json.dumps(plain(json_object), allow_nan=False))
         return
     Console().print(renderable if renderable is not None else key_values(json_object))
+
+
+def print_error(message: str) -> None:
+    """Write one line to standard error, whatever breaks the message has."""
+    print("moesim: error: " + " ".join(message.split()), file=sys.stderr)
 
 
 def check_writable(path: Path, setting: str, *, is_folder: bool) -> None:

@@ -84,11 +84,11 @@ def _guide(out: Path, shown: Scenario | None, *, with_plots: bool) -> list[str]:
     """Say which files were written and what to do with them."""
     lines = [f"Written to {out}:"]
     if with_plots and (out / "tpot_breakdown.png").exists():
-        lines.append("  tpot_breakdown.png, layer_hit_rate.png  where a step's time goes; hit rate by layer (also .svg)")
+        lines.append("  tpot_breakdown.png, layer_hit_rate.png: a step's time, hit rate by layer (also as .svg)")
     if shown is not None:
-        lines.append(f"  timeline.json   first request of {shown.name!r}: open it at https://ui.perfetto.dev")
-    lines.append("  summary.json    every number above, and more")
-    lines.append("  */*.parquet     the columns behind them, one folder per run, with its settings in scenario.toml")
+        lines.append(f"  timeline.json: first request of {shown.name!r}; open it at https://ui.perfetto.dev")
+    lines.append("  summary.json: every number above, and more")
+    lines.append("  one folder per run: its columns as Parquet, its settings in scenario.toml")
     return lines
 
 

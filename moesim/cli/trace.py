@@ -8,8 +8,8 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from moesim.cli.output import check_writable, emit, key_values, progress_bar
-from moesim.errors import ConfigError, TraceFormatError
+from moesim.cli.output import check_writable, emit, key_values, print_error, progress_bar
+from moesim.errors import ConfigError
 from moesim.trace import RequestTrace, TraceMeta, TraceReader
 from moesim.trace.importers.bigmoeonedge_csv import import_bigmoeonedge_csv
 from moesim.trace.importers.flat_lists import import_flat_lists
@@ -93,7 +93,8 @@ def validate(path: TracePath, lenient: Lenient = False, as_json: AsJson = False)
     if errors:
         more = f" (and {len(errors) - 1} more, listed above)" if len(errors) > 1 else ""
         where = "" if errors[0].startswith(str(path)) else f"{path}: "
-        raise TraceFormatError(f"{where}{errors[0]}{more}")
+        print_error(f"{where}{errors[0]}{more}")
+        raise typer.Exit(2)
 
 
 def _report_view(report: Report) -> Group:

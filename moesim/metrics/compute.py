@@ -84,7 +84,7 @@ def _check_clock(steps: pd.DataFrame) -> None:
     """Refuse a clock that ran out of its 64 bits: it would go on from below zero."""
     if bool((steps["end_ns"] < steps["start_ns"]).any() or (steps["start_ns"] < 0).any()):
         raise ConfigError(
-            "the simulated time passes 2**63 ns (292 years): a duration is too long, or a bandwidth too low for its bytes"
+            "the simulated time passes 2**63 ns (292 years): a duration is too long, or a bandwidth too low"
         )
 
 
