@@ -8,11 +8,9 @@ from matplotlib.ticker import MaxNLocator
 
 from moesim.errors import ConfigError
 from moesim.metrics import Metrics, Phase
-from moesim.plots.style import BLACK, LINE_COLORS, LINE_STYLES, new_figure, style, wrapped
+from moesim.plots.style import BLACK, LINE_COLORS, LINE_STYLES, Dashes, new_figure, style, wrapped
 
 _Line = tuple[str, list[float]]
-# What a matplotlib dash pattern is: a name, or an offset and lengths.
-_Dashes = str | tuple[int, tuple[float, ...]]
 
 
 def draw_layer_hit_rate(
@@ -79,7 +77,7 @@ def draw_layer_hit_rate(
 
 def _looks(
     names: Sequence[str], bounds: Sequence[str], kinds: Mapping[str, tuple[str, str]] | None
-) -> tuple[dict[str, tuple[str, _Dashes]], dict[str, _Dashes]]:
+) -> tuple[dict[str, tuple[str, Dashes]], dict[str, Dashes]]:
     """Give each run a colour and a line style, and each bound a line style."""
     known = kinds is not None and all(name in kinds for name in (*names, *bounds))
     if kinds is not None and known:

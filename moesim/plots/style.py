@@ -26,7 +26,9 @@ GREY = "#999999"
 
 # Yellow is too faint for lines on white, and black is kept for bounds.
 LINE_COLORS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY_BLUE)
-LINE_STYLES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
+# How matplotlib takes a dash pattern: a name, or an offset and lengths.
+Dashes = str | tuple[int, tuple[float, ...]]
+LINE_STYLES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
 
 PART_COLORS = {
     "compute_ns": SKY_BLUE,

@@ -14,8 +14,9 @@ _FREE = {"name", "backend", "seed", "score_source", "eviction", "prefetch"}
 def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
     """Give one clairvoyant scenario per set of scenarios that differ only in their policies.
 
-    Scenarios without a slot have none: nothing is kept, so there is nothing to choose. Eviction becomes ``belady_bypass``. Scenarios that prefetch get a bound of their own, whose predictor is the
-    ``oracle`` and whose depth is the largest among them.
+    Eviction becomes ``belady_bypass``. Scenarios that prefetch get a bound of their own, whose predictor is the
+    ``oracle`` and whose depth is the largest among them. Scenarios without a slot get none: nothing is kept, so there
+    is nothing to choose.
 
     Parameters
     ----------
