@@ -258,6 +258,15 @@ def _rules(scenario: Scenario, reader: TraceReader) -> tuple[Rules, bool]:
     return rules, EVICTIONS[kind].future
 
 
+def _stated_durations(scenario: Scenario, n_layers: int) -> dict[str, npt.NDArray[np.int64]]:
+    """Durations of each layer that the scenario states."""
+    return {
+        name: _per_layer(value, n_layers, f"compute.{name}")
+        for name in PER_LAYER
+        if (value := getattr(scenario.compute, name)) is not None
+    }
+
+
 def resolve(scenario: Scenario, reader: TraceReader | None = None) -> Resolved:
     """Settle a scenario against its trace, model and device.
 
@@ -305,11 +314,7 @@ def resolve(scenario: Scenario, reader: TraceReader | None = None) -> Resolved:
         start_latency_ns=scenario.link.start_latency_ns,
         copies_per_expert=scenario.link.copies_per_expert,
     )
-    stated = {
-        name: _per_layer(value, len(n_experts), f"compute.{name}")
-        for name in PER_LAYER
-        if (value := getattr(scenario.compute, name)) is not None
-    }
+    stated = _stated_durations(scenario, len(n_experts))
     compute = ComputeCosts(
         model, device, len(n_experts), stated, scenario.compute.head_ns, scenario.compute.kernel_launch_ns
     )
