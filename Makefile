@@ -15,9 +15,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-## demo: five cache policies on a real gpt-oss-20b trace: a table, pictures and a timeline under out/demo
+## demo: nine ways to cache gpt-oss-20b's experts, on real requests: a table, pictures and a timeline under out/demo
 demo: $(VENV)/.installed
-	$(BIN)/moesim replay experiments/demo/demo.toml --out $(OUT)/demo
+	$(BIN)/moesim replay experiments/demo/demo.toml --out $(OUT)/demo --timeline-of "EMA + prefetch, 8 slots"
 
 ## test: everything that CI runs
 test: $(VENV)/.installed-dev
