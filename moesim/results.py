@@ -23,7 +23,10 @@ RESULT_VERSION = 1
 
 
 class Column(IntEnum):
-    """Columns of the per-layer-step array, in order. Times are integer nanoseconds."""
+    """Columns of the per-layer-step array, in order. Times are integer nanoseconds.
+
+    The first `N_TIMED` depend on durations; the others follow from trace and policies alone.
+    """
 
     START_NS = 0
     DECISION_NS = 1
@@ -33,10 +36,10 @@ class Column(IntEnum):
     STALL_LATE_NS = 5
     STALL_QUEUE_NS = 6
     STALL_LAUNCH_NS = 7
-    N_SELECTIONS = 8
-    N_LOOKUPS = 9
-    N_HITS = 10
-    N_LATE = 11
+    N_HITS = 8
+    N_LATE = 9
+    N_SELECTIONS = 10
+    N_LOOKUPS = 11
     N_MISSES = 12
     N_TRANSIENT = 13
     N_PREFETCHES = 14
@@ -48,6 +51,7 @@ class Column(IntEnum):
 
 
 N_COLUMNS = len(Column)
+N_TIMED = 10
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name.lower() for column in Column)
 PREFILL, DECODE = 0, 1
 PHASE_NAMES = ("prefill", "decode")
@@ -94,6 +98,38 @@ COPY_COLUMNS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RowSums:
+    """Rows of one request, summed over layers and over passes.
+
+    Attributes
+    ----------
+    steps : int64[S, C]
+        Sum over layers; start and end are those of the first and the last layer.
+    layers : int64[2, L, C]
+        Sum over prefill passes, and over decode passes; clock readings mean nothing here.
+    """
+
+    steps: npt.NDArray[np.int64]
+    layers: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: npt.NDArray[np.int64], is_decode: npt.NDArray[np.bool_]) -> "RowSums":
+        """Sum the rows of a request.
+
+        Parameters
+        ----------
+        rows : int64[S, L, C]
+            One row per pass and layer.
+        is_decode : bool[S]
+            Phase of each pass.
+        """
+        steps = rows.sum(axis=1)
+        steps[:, Column.START_NS] = rows[:, 0, Column.START_NS]
+        steps[:, Column.END_NS] = rows[:, -1, Column.END_NS]
+        return cls(steps, np.stack([rows[~is_decode].sum(axis=0), rows[is_decode].sum(axis=0)]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RequestRows:
     """What a backend reports for one request.
 
@@ -119,10 +155,10 @@ class RequestRows:
         Tokens of each pass.
     head_ns : int64[S]
         Output head of each pass.
-    rows : int64[S, L, C]
-        One row per pass and layer, in the order of `Column`.
-    copies : int64[N, 12] or None
-        Copies whose request fell into this request, in the order of `COPY_COLUMNS`, when detail was asked for.
+    rows : int64[S, L, C] or None
+        One row per pass and layer, in the order of `Column`; a backend that sums as it goes has them only in detail.
+    sums : RowSums or None
+        The same rows summed; made from the rows when None.
     """
 
     request: int
@@ -141,7 +177,8 @@ class RequestRows:
     is_decode: npt.NDArray[np.bool_]
     n_tokens: npt.NDArray[np.int32]
     head_ns: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64] | None
+    sums: RowSums | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,23 +276,22 @@ class ResultBuilder:
     def add(self, part: RequestRows) -> None:
         """Take over one request's rows."""
         self._requests.append({column: getattr(part, column) for column in REQUEST_COLUMNS})
+        sums = part.sums
+        if sums is None:
+            assert part.rows is not None, "a backend reports rows, sums, or both"
+            sums = RowSums.of(part.rows, part.is_decode)
         phase = np.where(part.is_decode, DECODE, PREFILL).astype(np.int8)
-        totals = part.rows.sum(axis=1)
-        totals[:, Column.START_NS] = part.rows[:, 0, Column.START_NS]
-        totals[:, Column.END_NS] = part.rows[:, -1, Column.END_NS] + part.head_ns
-        totals[:, Column.COMPUTE_NS] += part.head_ns
+        steps = sums.steps.copy()
+        steps[:, Column.END_NS] += part.head_ns
+        steps[:, Column.COMPUTE_NS] += part.head_ns
         labels = np.column_stack([part.step, part.n_tokens, part.head_ns])
-        self._steps.append(_Block(part.request, phase, labels, totals))
-        for code in (PREFILL, DECODE):
-            mask = phase == code
-            if mask.any():
-                sums = part.rows.sum(axis=0) if mask.all() else part.rows[mask].sum(axis=0)
-                layers = np.arange(self._n_layers)[:, None]
-                self._layers.append(_Block(part.request, np.full(self._n_layers, code, np.int8), layers, sums))
-        if self._detail:
-            labels = np.column_stack(
-                [np.repeat(part.step, self._n_layers), np.tile(np.arange(self._n_layers), len(part.step))]
-            )
+        self._steps.append(_Block(part.request, phase, labels, steps))
+        layers = np.arange(self._n_layers)
+        for code in np.unique(phase):
+            codes = np.full(self._n_layers, code, np.int8)
+            self._layers.append(_Block(part.request, codes, layers[:, None], sums.layers[code]))
+        if self._detail and part.rows is not None:
+            labels = np.column_stack([np.repeat(part.step, self._n_layers), np.tile(layers, len(part.step))])
             rows = part.rows.reshape(-1, N_COLUMNS)
             self._layer_steps.append(_Block(part.request, np.repeat(phase, self._n_layers), labels, rows))
 
@@ -299,12 +335,13 @@ def _frame(blocks: list[_Block], labels: tuple[str, ...], columns: tuple[Column,
     codes = np.concatenate([block.phase for block in blocks])
     label_values = np.concatenate([block.labels for block in blocks])
     counters = np.concatenate([block.counters for block in blocks])
-    frame: dict[str, Any] = {"request": np.repeat(np.array([block.request for block in blocks], np.int32), sizes)}
-    for position, label in enumerate(labels):
-        frame[label] = label_values[:, position].astype(LABEL_DTYPES[label])
-    frame["phase"] = np.array(PHASE_NAMES)[codes]
-    frame |= {COLUMN_NAMES[column]: counters[:, column].copy() for column in columns}
-    return pd.DataFrame(frame)
+    frame = pd.DataFrame(counters[:, list(columns)], columns=[COLUMN_NAMES[column] for column in columns])
+    request = np.repeat(np.array([block.request for block in blocks], np.int32), sizes)
+    frame.insert(0, "request", request)
+    for position, label in enumerate(labels, start=1):
+        frame.insert(position, label, label_values[:, position - 1].astype(LABEL_DTYPES[label]))
+    frame.insert(1 + len(labels), "phase", pd.Series(pd.Categorical.from_codes(codes, pd.Index(PHASE_NAMES))))
+    return frame
 
 
 def copies_frame(copies: npt.NDArray[np.int64]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from moesim.engine.state import Machine, PassView
 from moesim.errors import InvariantError
 from moesim.policies.log import DecisionLog, log_for, open_moment
 from moesim.policies.prefetch import decide_hash_prefetch, has_hash_prefetch
-from moesim.results import N_COLUMNS, Column, ResultBuilder, RunResult
+from moesim.results import N_COLUMNS, Column, ResultBuilder, RowSums, RunResult
 from moesim.workload import PreparedRequest, Workload, request_rows
 
 
@@ -81,7 +81,8 @@ def _run_all(
         before, start_ns = machine.link_totals(), machine.stream.now_ns
         yield from _run_request(machine, prepared, log, rows)
         grown = machine.link_totals() - before
-        builder.add(request_rows(prepared, rows, start_ns, machine.stream.now_ns, grown))
+        sums = RowSums.of(rows, prepared.passes.is_decode.astype(bool))
+        builder.add(request_rows(prepared, rows, sums, start_ns, machine.stream.now_ns, grown))
         broken = check_slots(machine.slots)
         if broken is not None:
             raise InvariantError(f"after request {prepared.request}: {broken}")

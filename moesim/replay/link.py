@@ -30,6 +30,8 @@ class LinkState(NamedTuple):
         A waiting prefetch that its layer did not want is dropped.
     is_asynchronous : bool
         Copies overlap compute.
+    keeps_copies : bool
+        The table is part of the result; otherwise only what the model itself reads is filled in.
     table : int64[N, 12]
         Copies in the order of `COPY_COLUMNS`; started and landed are -1 until known.
     is_dead : uint8[N]
@@ -52,6 +54,7 @@ class LinkState(NamedTuple):
     is_fifo: bool
     cancels: bool
     is_asynchronous: bool
+    keeps_copies: bool
     table: npt.NDArray[np.int64]
     is_dead: npt.NDArray[np.uint8]
     queue: npt.NDArray[np.int64]
@@ -63,12 +66,15 @@ class LinkState(NamedTuple):
     copy_of: npt.NDArray[np.int64]
 
 
-def idle_link(n_layers: int, n_experts: int, *, is_fifo: bool, cancels: bool, is_asynchronous: bool) -> LinkState:
+def idle_link(
+    n_layers: int, n_experts: int, *, is_fifo: bool, cancels: bool, is_asynchronous: bool, keeps_copies: bool
+) -> LinkState:
     """Make a link that has never copied anything."""
     state = LinkState(
         is_fifo,
         cancels,
         is_asynchronous,
+        keeps_copies,
         np.zeros((0, len(COPY_COLUMNS)), np.int64),
         np.zeros(0, np.uint8),
         np.zeros((2, 0), np.int64),
@@ -171,19 +177,20 @@ def request_copy(
     row = link.cursor[N_ROWS]
     link.cursor[N_ROWS] = row + 1
     table = link.table
-    table[row, NUMBER] = link.cursor[N_REQUESTED]
-    link.cursor[N_REQUESTED] += 1
     table[row, KIND] = kind
     table[row, PROMOTED] = 0
-    table[row, REQUEST] = request
-    table[row, STEP] = step
     table[row, LAYER] = layer
     table[row, EXPERT] = expert
     table[row, N_BYTES] = n_bytes
-    table[row, REQUESTED] = now_ns
     table[row, STARTED] = -1
     table[row, LANDED] = -1
-    table[row, LAUNCH] = 0
+    if link.keeps_copies:
+        table[row, NUMBER] = link.cursor[N_REQUESTED]
+        link.cursor[N_REQUESTED] += 1
+        table[row, REQUEST] = request
+        table[row, STEP] = step
+        table[row, REQUESTED] = now_ns
+        table[row, LAUNCH] = 0
     link.is_dead[row] = 0
     return int(row)
 
@@ -285,15 +292,16 @@ def make_room(link: LinkState, n_new: int) -> tuple[LinkState, npt.NDArray[np.in
     LinkState
         With the waiting copies moved to the front; its arrays are new ones only where the old ones are too small.
     int64[N, 12]
-        The copies that are done with: they ran, or were dropped.
+        The copies that are done with (they ran, or were dropped), where they are kept for the result.
     """
     n_rows = int(link.cursor[N_ROWS])
-    table = link.table[:n_rows].copy()
+    table = link.table[:n_rows]
     is_kept = (table[:, STARTED] < 0) & (link.is_dead[:n_rows] == 0)
     kept = np.flatnonzero(is_kept)
     new_row = np.full(n_rows + 1, UNKNOWN, np.int64)
     new_row[kept] = np.arange(len(kept))
     waiting = [new_row[link.queue[klass, link.head[klass] : link.tail[klass]]] for klass in range(2)]
+    still_waiting, done = table[kept], table[~is_kept & link.keeps_copies]
     capacity = len(kept) + n_new
     if capacity > len(link.table):
         link = link._replace(
@@ -301,7 +309,7 @@ def make_room(link: LinkState, n_new: int) -> tuple[LinkState, npt.NDArray[np.in
             is_dead=np.empty(capacity, np.uint8),
             queue=np.empty((2, capacity), np.int64),
         )
-    link.table[: len(kept)] = table[kept]
+    link.table[: len(kept)] = still_waiting
     link.is_dead[: len(kept)] = 0
     for klass, rows in enumerate(waiting):
         still = rows[rows >= 0]
@@ -310,4 +318,4 @@ def make_room(link: LinkState, n_new: int) -> tuple[LinkState, npt.NDArray[np.in
     link.copy_of[:] = new_row[link.copy_of]
     link.cursor[N_ROWS] = len(kept)
     link.cursor[RUNNING] = UNKNOWN
-    return link, table[~is_kept]
+    return link, done

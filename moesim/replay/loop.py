@@ -7,7 +7,7 @@ from moesim.cache.history import History
 from moesim.cache.kernels import kernel
 from moesim.cache.lookups import Lookups
 from moesim.cache.slots import Slots
-from moesim.policies.demand import decide_demand, unpin_event
+from moesim.policies.demand import DEMAND_BYTES, decide_demand, unpin_event
 from moesim.policies.log import DecisionLog, open_moment
 from moesim.policies.prefetch import decide_hash_prefetch, decide_prefetch, has_hash_prefetch
 from moesim.policies.rules import Costs, Passes, Rules, Scratch
@@ -27,6 +27,7 @@ from moesim.replay.timing import (
     run_experts,
     run_staged_layer,
 )
+from moesim.results import N_TIMED
 
 DECIDE = 1
 TIME = 2
@@ -53,7 +54,7 @@ def _begin_pass(
 ) -> int:
     """Copy ahead for hash-routed layers, and give the staging buffers their first layers."""
     n_layers = slots.capacity.shape[0]
-    cells = rows[index, 0]
+    cells = rows[0]
     moment = index * (n_layers + 1)
     if mode & DECIDE:
         open_moment(log, moment)
@@ -80,7 +81,7 @@ def _begin_pass(
                 request_prefetches(slots, log, link, costs, request, step, first, last, now_ns)
     if mode & TIME:
         for _ in range(2):
-            request_staging(slots, passes, link, costs, waits, request, step, index, now_ns, rows)
+            request_staging(slots, passes, link, costs, waits, request, step, index, now_ns)
         now_ns = drain(link, costs, waits, now_ns, cells)
     return now_ns
 
@@ -132,6 +133,31 @@ def _run_event(
 
 
 @kernel
+def _add_up(
+    pass_rows: npt.NDArray[np.int64],
+    n_columns: int,
+    step_sum: npt.NDArray[np.int64],
+    layer_sum: npt.NDArray[np.int64],
+) -> None:
+    """Add the first columns of a pass's rows to the sums of its step and of its layers."""
+    n_layers = pass_rows.shape[0]
+    for layer in range(n_layers):
+        for column in range(n_columns):
+            step_sum[column] += pass_rows[layer, column]
+            layer_sum[layer, column] += pass_rows[layer, column]
+    step_sum[START_NS] = pass_rows[0, START_NS]
+    step_sum[END_NS] = pass_rows[n_layers - 1, END_NS]
+
+
+@kernel
+def _copy_rows(pass_rows: npt.NDArray[np.int64], kept: npt.NDArray[np.int64]) -> None:
+    """Keep a pass's rows; element by element, because assigning a whole array would allocate."""
+    for layer in range(pass_rows.shape[0]):
+        for column in range(pass_rows.shape[1]):
+            kept[layer, column] = pass_rows[layer, column]
+
+
+@kernel
 def replay_request(
     rules: Rules,
     slots: Slots,
@@ -148,7 +174,10 @@ def replay_request(
     mode: int,
     request: int,
     start_ns: int,
-    rows: npt.NDArray[np.int64],
+    pass_rows: npt.NDArray[np.int64],
+    step_sums: npt.NDArray[np.int64],
+    layer_sums: npt.NDArray[np.int64],
+    detail: npt.NDArray[np.int64],
 ) -> int:
     """Replay one request.
 
@@ -172,8 +201,14 @@ def replay_request(
         Request number, for the copies.
     start_ns : int
         Time at which the request starts.
-    rows : int64[S, L, C]
-        Counters and times; zeros on entry where deciding, the logical counters already filled where only timing.
+    pass_rows : int64[L, C]
+        Working room: the rows of the running pass.
+    step_sums : int64[S, C]
+        Sums over the layers are added; start and end are set.
+    layer_sums : int64[2, L, C]
+        Sums over prefill and over decode passes are added.
+    detail : int64[S, L, C] or [0, 0, 0]
+        Receives every row, where it has room.
 
     Returns
     -------
@@ -182,15 +217,18 @@ def replay_request(
     """
     now_ns = start_ns
     n_layers = slots.capacity.shape[0]
+    n_columns = N_TIMED if mode == TIME else pass_rows.shape[1]
     for index in range(passes.is_decode.shape[0]):
         step = step_of_pass[index]
         for layer in range(n_layers):
-            cells = rows[index, layer]
+            pass_rows[layer, :n_columns] = 0
+        for layer in range(n_layers):
+            cells = pass_rows[layer]
             cells[START_NS] = now_ns
             if layer == 0:
                 now_ns = _begin_pass(
                     rules, slots, history, passes, lookups, costs, log, scratch, link, waits, mode, request, step,
-                    index, now_ns, rows,
+                    index, now_ns, pass_rows,
                 )  # fmt: skip
             before_ns = costs.gap_ns[index, layer] + costs.router_ns[index, layer]
             now_ns += before_ns
@@ -204,12 +242,16 @@ def replay_request(
             else:
                 if mode & DECIDE:
                     open_moment(log, index * (n_layers + 1) + 1 + layer)
+                    cells[DEMAND_BYTES] = passes.n_experts[layer] * slots.expert_bytes[layer]
                 if mode & TIME:
                     now_ns = run_staged_layer(
                         rules, slots, passes, link, costs, waits, staged_tokens[index, layer], request, step, index,
-                        layer, now_ns, rows,
+                        layer, now_ns, cells,
                     )  # fmt: skip
             cells[END_NS] = now_ns
+        _add_up(pass_rows, n_columns, step_sums[index], layer_sums[passes.is_decode[index]])
+        if detail.shape[0] > 0:
+            _copy_rows(pass_rows, detail[index])
         now_ns += costs.head_ns[index]
     if mode & TIME:
         advance(link, costs, now_ns)

@@ -36,7 +36,6 @@ from moesim.results import Column
 START_NS = int(Column.START_NS)
 DECISION_NS = int(Column.DECISION_NS)
 END_NS = int(Column.END_NS)
-DEMAND_BYTES = int(Column.DEMAND_BYTES)
 COMPUTE_NS = int(Column.COMPUTE_NS)
 STALL_DEMAND_NS = int(Column.STALL_DEMAND_NS)
 STALL_LATE_NS = int(Column.STALL_LATE_NS)
@@ -56,8 +55,10 @@ class Waits(NamedTuple):
     ----------
     row, entry, cause : int64[E]
         Copies that the running event waits for: link row, lookup entry, and `MISS` or `LATE`.
-    n : int64[2]
-        How many there are, and how many late ones still wait.
+    n : int64[1]
+        How many there are.
+    late, missing : int64[E + 1]
+        Lookup entries of the running event that are late, and that are missing.
     staged_row : int64[L]
         Link row of each staged layer's copy in this pass, -1 if not requested.
     is_demanded : uint8[E]
@@ -68,6 +69,8 @@ class Waits(NamedTuple):
     entry: npt.NDArray[np.int64]
     cause: npt.NDArray[np.int64]
     n: npt.NDArray[np.int64]
+    late: npt.NDArray[np.int64]
+    missing: npt.NDArray[np.int64]
     staged_row: npt.NDArray[np.int64]
     is_demanded: npt.NDArray[np.uint8]
 
@@ -78,7 +81,9 @@ def empty_waits(n_layers: int, n_experts: int) -> Waits:
         np.zeros(n_experts, np.int64),
         np.zeros(n_experts, np.int64),
         np.zeros(n_experts, np.int64),
-        np.zeros(2, np.int64),
+        np.zeros(1, np.int64),
+        np.zeros(n_experts + 1, np.int64),
+        np.zeros(n_experts + 1, np.int64),
         np.zeros(n_layers, np.int64),
         np.zeros(n_experts, np.uint8),
     )
@@ -176,7 +181,8 @@ def cancel_unwanted(
 def apply_evictions(link: LinkState, costs: Costs, log: DecisionLog, first: int, last: int) -> None:
     """Take the slots away that a decision took away."""
     for entry in range(first, last):
-        forget(link, costs, np.int64(log.eviction_layer[entry]), np.int64(log.eviction_expert[entry]))
+        layer, expert = int(np.int64(log.eviction_layer[entry])), int(np.int64(log.eviction_expert[entry]))
+        forget(link, costs, layer, expert)
 
 
 @kernel
@@ -195,43 +201,49 @@ def request_demand(
     cells: npt.NDArray[np.int64],
 ) -> None:
     """Tell hits from late ones, promote late ones that still wait, and ask for the misses in demand order."""
-    waits.n[0] = 0
     first, last = lookups.offset[event], lookups.offset[event + 1]
-    n_promoted = 0
+    n_late, n_missing = 0, 0
+    # Hits and misses alternate unpredictably, so both lists are written without a branch.
     for entry in range(first, last):
+        is_resident = log.outcome[entry] == RESIDENT
+        is_late = is_resident & (link.ready_ns[layer, lookups.expert[entry]] > now_ns)
+        waits.late[n_late] = entry
+        n_late += is_late
+        waits.missing[n_missing] = entry
+        n_missing += not is_resident
+    cells[N_LATE] += n_late
+    cells[N_HITS] += last - first - n_late - n_missing
+    if n_late > 0:
+        _promote_late(lookups, link, waits, layer, n_late)
+    for position in range(n_missing):
+        entry = waits.missing[position]
         expert = lookups.expert[entry]
-        if log.outcome[entry] != RESIDENT:
-            continue
-        if link.ready_ns[layer, expert] <= now_ns:
-            cells[N_HITS] += 1
-            continue
-        cells[N_LATE] += 1
-        row = link.copy_of[layer, expert]
-        hole = waits.n[0]
+        is_placed = log.outcome[entry] == PLACED
+        n_bytes = slots.expert_bytes[layer]
+        row = request_expert(link, costs, DEMAND, request, step, layer, expert, n_bytes, is_placed, now_ns)
+        waits.row[n_late + position] = row
+        waits.entry[n_late + position] = entry
+        waits.cause[n_late + position] = MISS
+    waits.n[0] = n_late + n_missing
+
+
+@kernel
+def _promote_late(lookups: Lookups, link: LinkState, waits: Waits, layer: int, n_late: int) -> None:
+    """List late ones in the order in which they were asked for; those that still wait are promoted."""
+    for position in range(n_late):
+        entry = waits.late[position]
+        row = link.copy_of[layer, lookups.expert[entry]]
+        hole = position
         while hole > 0 and waits.row[hole - 1] > row:
             waits.row[hole] = waits.row[hole - 1]
             waits.entry[hole] = waits.entry[hole - 1]
             hole -= 1
         waits.row[hole] = row
         waits.entry[hole] = entry
-        waits.cause[waits.n[0]] = LATE
-        waits.n[0] += 1
-        n_promoted += 1
-    for position in range(n_promoted):
-        row = waits.row[position]
-        if not link.is_fifo and link.table[row, STARTED] < 0:
-            promote(link, row)
-    for entry in range(first, last):
-        if log.outcome[entry] == RESIDENT:
-            continue
-        expert = lookups.expert[entry]
-        is_placed = log.outcome[entry] == PLACED
-        n_bytes = slots.expert_bytes[layer]
-        row = request_expert(link, costs, DEMAND, request, step, layer, expert, n_bytes, is_placed, now_ns)
-        waits.row[waits.n[0]] = row
-        waits.entry[waits.n[0]] = entry
-        waits.cause[waits.n[0]] = MISS
-        waits.n[0] += 1
+        waits.cause[position] = LATE
+    for position in range(n_late):
+        if not link.is_fifo and link.table[waits.row[position], STARTED] < 0:
+            promote(link, waits.row[position])
 
 
 @kernel
@@ -248,7 +260,7 @@ def request_prefetches(
 ) -> None:
     """Ask for the copies ahead that a decision chose."""
     for entry in range(first, last):
-        layer, expert = np.int64(log.prefetch_layer[entry]), np.int64(log.prefetch_expert[entry])
+        layer, expert = int(np.int64(log.prefetch_layer[entry])), int(np.int64(log.prefetch_expert[entry]))
         n_bytes = slots.expert_bytes[layer]
         request_expert(link, costs, PREFETCH, request, step, layer, expert, n_bytes, True, now_ns)
 
@@ -319,7 +331,6 @@ def request_staging(
     step: int,
     index: int,
     now_ns: int,
-    rows: npt.NDArray[np.int64],
 ) -> bool:
     """Ask for the next staged layer that has no buffer in this pass; False when there is none."""
     n_layers = passes.n_experts.shape[0]
@@ -327,7 +338,6 @@ def request_staging(
         if passes.is_event[index * n_layers + layer] != 0 or waits.staged_row[layer] >= 0:
             continue
         n_bytes = passes.n_experts[layer] * slots.expert_bytes[layer]
-        rows[index, layer, DEMAND_BYTES] = n_bytes
         row = request_copy(link, STAGING, request, step, layer, -1, n_bytes, now_ns)
         submit(link, costs, row, now_ns)
         waits.staged_row[layer] = row
@@ -349,7 +359,7 @@ def run_staged_layer(
     index: int,
     layer: int,
     now_ns: int,
-    rows: npt.NDArray[np.int64],
+    cells: npt.NDArray[np.int64],
 ) -> int:
     """Run a layer whose experts all come through a staging buffer, then hand the buffer on.
 
@@ -363,7 +373,6 @@ def run_staged_layer(
     int
         Time of the compute stream afterwards.
     """
-    cells = rows[index, layer]
     compute_ns, n_used = 0, 0
     for expert in range(passes.n_experts[layer]):
         if staged_tokens[expert] > 0:
@@ -379,6 +388,6 @@ def run_staged_layer(
     now_ns = wait_for(link, row, MISS, now_ns, cells) + compute_ns
     advance(link, costs, now_ns)
     waits.n[0] = 0
-    if request_staging(slots, passes, link, costs, waits, request, step, index, now_ns, rows):
+    if request_staging(slots, passes, link, costs, waits, request, step, index, now_ns):
         now_ns = drain(link, costs, waits, now_ns, cells)
     return now_ns

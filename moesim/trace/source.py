@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from moesim.errors import TraceFormatError
 from moesim.trace import columns as codec
+from moesim.trace.manifest import MANIFEST, listed_files
 from moesim.trace.schema import (
     KEY_COLUMNS,
     KIND,
@@ -70,12 +71,17 @@ def naming(path: Path) -> Iterator[None]:
 def find_files(path: Path) -> list[Path]:
     """List the Parquet files of a trace: the file itself, or a folder's files in the order of their names.
 
+    Where a recorder keeps a manifest in the folder, only the shards listed there count.
+
     Raises
     ------
     TraceFormatError
         If there is none.
     """
     if path.is_dir():
+        if (path / MANIFEST).exists():
+            with naming(path / MANIFEST):
+                return listed_files(path / MANIFEST)
         files = sorted(file for file in path.glob("*.parquet") if not file.name.startswith("."))
         if not files:
             raise TraceFormatError(

@@ -1,7 +1,5 @@
 """Durations of many passes at once: the cost model asked for each distinct shape, then spread over the passes."""
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -25,16 +23,26 @@ class Durations:
         self._decode_gap = np.zeros((len(self._layer_of_kind), 0), np.int64)
         self._decode_head = np.zeros(0, np.int64)
         self._expert_ns = np.zeros((resolved.n_layers, 1), np.int64)
-        self._decode_router = self._per_layer(lambda layer: self._router_ns(layer, 1))
-        self._decode_shared = self._per_layer(lambda layer: self._compute.shared_ns(layer, 1))
-
-    def _per_layer(self, duration: Callable[[int], int]) -> npt.NDArray[np.int64]:
-        """Ask for a duration of every layer."""
-        return np.array([duration(layer) for layer in range(self._resolved.n_layers)], np.int64)
+        self._decode_router, self._decode_shared = self._router_and_shared(1)
 
     def _router_ns(self, layer: int, n_tokens: int) -> int:
         """Router, and the host's bookkeeping for the decision that follows."""
         return self._compute.router_ns(layer, n_tokens) + self._resolved.scenario.compute.bookkeeping_ns
+
+    def _router_and_shared(self, n_tokens: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Router and shared expert of every layer for a pass of some tokens, asked for once per kind of layer."""
+        resolved, stated = self._resolved, self._compute.stated
+        router, shared = np.zeros(resolved.n_layers, np.int64), np.zeros(resolved.n_layers, np.int64)
+        known: dict[object, tuple[int, int]] = {}
+        for layer in range(resolved.n_layers):
+            key = (
+                resolved.n_experts[layer],
+                *(stated[name][layer] for name in ("router_ns", "shared_ns") if name in stated),
+            )
+            if key not in known:
+                known[key] = (self._router_ns(layer, n_tokens), self._compute.shared_ns(layer, n_tokens))
+            router[layer], shared[layer] = known[key]
+        return router, shared
 
     def _layer_kinds(self) -> tuple[npt.NDArray[np.int64], list[int]]:
         """Group layers whose time before the router is the same for every pass."""
@@ -108,8 +116,7 @@ class Durations:
             by_kind = np.array([self._compute.gap_ns(layer, count, end) for layer in self._layer_of_kind], np.int64)
             gap[index] = by_kind[self._kind_of_layer]
             head[index] = self._compute.output_head_ns(count, end)
-            router[index] = self._per_layer(lambda layer, count=count: self._router_ns(layer, count))  # type: ignore[misc]
-            shared[index] = self._per_layer(lambda layer, count=count: self._compute.shared_ns(layer, count))  # type: ignore[misc]
+            router[index], shared[index] = self._router_and_shared(count)
         link = self._resolved.link
         return Costs(
             gap_ns=gap,

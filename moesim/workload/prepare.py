@@ -48,6 +48,10 @@ class PreparedRequest:
         Tokens that decode passes produce.
     step, n_tokens : int32[S]
         Step number and tokens of each pass.
+    context : int64[S]
+        Tokens in the key-value cache after each pass.
+    most_tokens : int
+        Most tokens that any expert gets at once.
     passes : Passes
         Tokens as decisions read them.
     lookups : Lookups
@@ -65,6 +69,8 @@ class PreparedRequest:
     n_decode_tokens: int
     step: npt.NDArray[np.int32]
     n_tokens: npt.NDArray[np.int32]
+    context: npt.NDArray[np.int64]
+    most_tokens: int
     passes: Passes
     lookups: Lookups
     costs: Costs
@@ -236,6 +242,26 @@ class Workload:
                 f"{self.resolved.scenario.prefill.mode!r}"
             )
 
+    def costs_of(self, prepared: PreparedRequest, like: Costs | None = None) -> Costs:
+        """Give the durations of a request that another workload prepared from the same trace.
+
+        Parameters
+        ----------
+        prepared : PreparedRequest
+            The request.
+        like : Costs, optional
+            Its durations under the same compute settings: then only the link's times are this workload's own.
+        """
+        if like is None:
+            return self._durations.of_passes(prepared.n_tokens, prepared.context, prepared.most_tokens)
+        link = self.resolved.link
+        return like._replace(
+            launch_ns=link.launch_ns,
+            start_latency_ns=link.start_latency_ns,
+            transfer_ns=link.transfer_ns,
+            staging_transfer_ns=link.staging_transfer_ns,
+        )
+
     def _with_future(self, prepared: PreparedRequest, number: int) -> PreparedRequest:
         """Attach next uses."""
         assert self._future is not None
@@ -358,6 +384,8 @@ class Workload:
             n_decode_tokens=int(plan.n_tokens[plan.is_decode].sum()),
             step=plan.step,
             n_tokens=plan.n_tokens,
+            context=plan.context,
+            most_tokens=most_tokens,
             passes=passes,
             lookups=lookups,
             costs=costs,

@@ -3,13 +3,14 @@
 import numpy as np
 import numpy.typing as npt
 
-from moesim.results import Column, RequestRows
+from moesim.results import Column, RequestRows, RowSums
 from moesim.workload.prepare import PreparedRequest
 
 
 def request_rows(
     prepared: PreparedRequest,
-    rows: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64] | None,
+    sums: RowSums,
     start_ns: int,
     end_ns: int,
     totals: npt.NDArray[np.int64],
@@ -20,8 +21,10 @@ def request_rows(
     ----------
     prepared : PreparedRequest
         The request.
-    rows : int64[S, L, C]
-        Rows of its layer steps.
+    rows : int64[S, L, C] or None
+        Rows of its layer steps, where they were kept.
+    sums : RowSums
+        Their sums.
     start_ns, end_ns : int
         When it started and ended; it arrives when its predecessor ends.
     totals : int64[4]
@@ -31,7 +34,7 @@ def request_rows(
     first_token_ns = -1
     if prepared.has_prefill:
         last_prefill = int(np.flatnonzero(~is_decode)[-1])
-        end_of_pass = rows[last_prefill, -1, Column.END_NS] + prepared.costs.head_ns[last_prefill]
+        end_of_pass = sums.steps[last_prefill, Column.END_NS] + prepared.costs.head_ns[last_prefill]
         first_token_ns = int(end_of_pass)
     return RequestRows(
         request=prepared.request,
@@ -51,4 +54,5 @@ def request_rows(
         n_tokens=prepared.n_tokens,
         head_ns=prepared.costs.head_ns,
         rows=rows,
+        sums=sums,
     )
