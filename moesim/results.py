@@ -48,6 +48,7 @@ class Column(IntEnum):
     N_EVICTIONS = 17
     DEMAND_BYTES = 18
     PREFETCH_BYTES = 19
+    N_SUBSTITUTED = 20
 
 
 N_COLUMNS = len(Column)

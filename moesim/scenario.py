@@ -6,6 +6,7 @@ What belongs here: names, ranges and defaults. What does not: looking at a trace
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from moesim.errors import ConfigError, MoesimError
 from moesim.policies.registry import Eviction, Predictor, eviction_from_name, predictor_from_name
-from moesim.settings_problems import check_plain, first_problem
+from moesim.settings_problems import MAY_BE_INFINITE, check_plain, first_problem
 from moesim.units import parse_bytes, parse_bytes_per_s
 
 
@@ -99,6 +100,7 @@ class EvictionSettings(_Settings):
     policy: str = Field("lru", description="name of the eviction policy")
     window: int = Field(64, ge=1, le=100_000, description="visits counted by lfu_window and history")
     decay: float = Field(0.95, ge=0, lt=1, description="factor of the exponential average per visit")
+    top_p: int | None = Field(None, ge=1, description="scores per visit that mrs averages; default: twice the top-k")
     weights: HistoryWeights = HistoryWeights()
 
     @model_validator(mode="after")
@@ -175,6 +177,19 @@ class ComputeSettings(_Settings):
     )
 
 
+class SubstitutionSettings(_Settings):
+    """Approximate substitution (AES): off unless alpha is set."""
+
+    alpha: float | None = Field(
+        None,
+        description="serve misses at most this far above the score of rank k + 1 by a resident; inf: all",
+        json_schema_extra=MAY_BE_INFINITE,
+    )
+    domain: Literal["softmax", "sigmoid", "sqrtsoftplus", "logit"] | None = Field(
+        None, description="kind of score that alpha is meant for; another kind in the trace is refused"
+    )
+
+
 class PrefillSettings(_Settings):
     """How prompts are processed."""
 
@@ -204,6 +219,7 @@ class Scenario(_Settings):
     link: LinkSettings = LinkSettings()
     compute: ComputeSettings = ComputeSettings()
     prefill: PrefillSettings = PrefillSettings()
+    substitution: SubstitutionSettings = SubstitutionSettings()
 
     @property
     def content_hash(self) -> str:
@@ -372,4 +388,4 @@ def _toml_table(
         elif key == "bandwidth":
             lines.append(f'{key} = "{value} B/s"')
         else:
-            lines.append(f"{key} = {json.dumps(value)}")
+            lines.append(f"{key} = {'inf' if value == math.inf else json.dumps(value)}")

@@ -5,10 +5,14 @@ What belongs here: naming a setting, its value and what is allowed. What does no
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from moesim.errors import ConfigError, UnknownNameError
+
+# Extra of a field for which "inf" means something.
+MAY_BE_INFINITE: dict[str, Any] = {"may_be_infinite": True}
 
 _Path = tuple[int | str, ...]
 
@@ -31,7 +35,9 @@ def check_plain(fields: Mapping[str, object], model: type[BaseModel], prefix: st
         For infinities and NaN, numbers beyond 64 bits, true or false for a number or a name, control characters.
     """
     for key, value in fields.items():
-        kind = model.model_fields[key].annotation if key in model.model_fields else None
+        field = model.model_fields.get(key)
+        kind = field.annotation if field is not None else None
+        has_infinity = field is not None and field.json_schema_extra == MAY_BE_INFINITE
         if isinstance(value, Mapping):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 check_plain(value, kind, f"{prefix}{key}.")
@@ -39,7 +45,7 @@ def check_plain(fields: Mapping[str, object], model: type[BaseModel], prefix: st
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, bool) and kind is not bool:
                 raise ConfigError(f"{prefix}{key} = {str(item).lower()}: is no switch; give a number or a name")
-            if isinstance(item, float) and not math.isfinite(item):
+            if isinstance(item, float) and not (math.isfinite(item) or (has_infinity and math.isinf(item))):
                 raise ConfigError(f"{prefix}{key} = {item}: a number must be finite")
             if isinstance(item, int) and abs(item) >= 2**63:
                 raise ConfigError(f"{prefix}{key} = {item}: a number must stay below 2**63")

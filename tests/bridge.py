@@ -35,6 +35,7 @@ def scenario_of(inp: OracleInput) -> Scenario:
             "policy": settings.eviction,
             "window": settings.window,
             "decay": settings.decay,
+            "top_p": settings.top_p,
             "weights": {"count": count, "ema": ema, "score": score, "age": age},
         },
         "prefetch": {
@@ -63,6 +64,7 @@ def scenario_of(inp: OracleInput) -> Scenario:
             "experts": settings.experts_order,
         },
         "prefill": {"mode": settings.prefill},
+        "substitution": {"alpha": settings.alpha},
     }
     return build_scenario(fields, "case")
 

@@ -236,24 +236,55 @@ class _Run:
         row["n_late"] += len(late)
         row["n_hits"] += len(demanded) - len(misses) - len(late)
         self.history.record(self.model, pass_, layer)
-        self._settle_waiting(layer, late, row)
+        self._cancel_unwanted(layer, demanded, row)
+        misses, stand_ins = self._substitute(pass_, layer, demanded, misses, row)
+        late += [e["copy"] for e in stand_ins if e["copy"] is not None and not 0 <= e["copy"]["landed_ns"] <= self.now]
+        self._promote(layer, late)
         self._place_misses(layer, misses, row)
         missing = [self._request_expert("demand", layer, expert, row) for expert in misses]
         stalls = {copy["copy"]: "stall_late_ns" for copy in late}
         stalls |= {copy["copy"]: "stall_demand_ns" for copy in missing}
         return demanded, late + missing, stalls
 
-    def _settle_waiting(self, layer: int, late: list[dict], row: dict) -> None:
-        """Promote waiting prefetches of the layer that are wanted; drop the others where settings say so."""
-        if self.settings.discipline != "demand_first":
+    def _cancel_unwanted(self, layer: int, demanded: list[int], row: dict) -> None:
+        """Drop the layer's waiting prefetches that it does not demand, where settings say so."""
+        if self.settings.discipline != "demand_first" or not self.settings.cancel_unstarted:
             return
-        for copy in [c for c in self.link.waiting if c["layer"] == layer and c["kind"] == "prefetch"]:
-            if copy in late:
-                self.link.promote(copy)
-            elif self.settings.cancel_unstarted:
+        for copy in self._waiting_prefetches(layer):
+            if copy["expert"] not in demanded:
                 self.link.drop(copy)
                 del self.residents.entries[layer, copy["expert"]]
                 row["n_prefetch_wasted"] += 1
+
+    def _promote(self, layer: int, late: list[dict]) -> None:
+        """Move waiting prefetches that are now waited for to the demand class."""
+        if self.settings.discipline == "demand_first":
+            for copy in self._waiting_prefetches(layer):
+                if copy in late:
+                    self.link.promote(copy)
+
+    def _waiting_prefetches(self, layer: int) -> list[dict]:
+        return [c for c in self.link.waiting if c["layer"] == layer and c["kind"] == "prefetch"]
+
+    def _substitute(self, pass_: OraclePass, layer: int, demanded: list[int], misses: list[int], row: dict):
+        """Serve misses near the boundary by undemanded residents; return the other misses and the stand-ins."""
+        stand_ins: list[dict] = []
+        if self.settings.alpha is None or not pass_.is_decode:
+            return misses, stand_ins
+        scores = self.model.event_scores(pass_, layer)
+        taken = set(demanded)
+        left = []
+        for expert in misses:
+            free = [e for of_layer, e in self.residents.entries if of_layer == layer and e not in taken]
+            if not free or self.model.gap(pass_, layer, expert) > self.settings.alpha:
+                left.append(expert)
+                continue
+            best = min(free, key=lambda e: (-scores[e], e))
+            taken.add(best)
+            self.residents.entries[layer, best]["pinned"] = True
+            stand_ins.append(self.residents.entries[layer, best])
+            row["n_substituted"] += 1
+        return left, stand_ins
 
     def _place_misses(self, layer: int, misses: list[int], row: dict) -> None:
         residents = self.residents

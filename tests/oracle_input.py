@@ -53,6 +53,8 @@ class OracleSettings:
     prefill: str = "skip"  # "staging" | "selective" | "skip" | "auto"
     score_source: str = "none"  # "all" | "topk" | "none"
     salt: int = 0
+    alpha: float | None = None  # substitution: largest distance to the boundary, None: off
+    top_p: int | None = None  # scores per event that `mrs` averages, None: twice the top-k
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ COUNTERS = (
     "n_late",
     "n_misses",
     "n_transient",
+    "n_substituted",
     "n_prefetches",
     "n_prefetch_used",
     "n_prefetch_wasted",
@@ -170,6 +173,15 @@ class Model:
         if pass_.weights is not None:
             return max(self._weights_of(pass_, layer, expert))
         return max(-rank for row in pass_.rows for rank, e in enumerate(row[layer]) if e == expert)
+
+    def gap(self, pass_: OraclePass, layer: int, expert: int) -> float:
+        """Largest distance of the expert's score to rank k + 1, over the tokens that selected it."""
+        gaps = []
+        for row, scores in zip(pass_.rows, pass_.scores, strict=True):
+            if expert in row[layer]:
+                others = [s for e, s in enumerate(scores[layer]) if e not in row[layer]]
+                gaps.append(scores[layer][expert] - max(others, default=float("-inf")))
+        return max(gaps)
 
     def event_scores(self, pass_: OraclePass, layer: int) -> list[float] | None:
         """Score of every expert of the layer in this pass, None where the run uses no scores."""

@@ -58,6 +58,15 @@ class History:
                 value = value + (1.0 - decay)
         return value
 
+    def mrs(self, layer: int, expert: int, decay: float, top_p: int) -> float:
+        """Average the expert's score over the events of the layer, as 0 where it was not among the top p."""
+        value = 0.0
+        for event in self.events[layer]:
+            value = value * decay
+            if expert in _best(dict(enumerate(event["scores"])))[:top_p]:
+                value = value + (1.0 - decay) * event["scores"][expert]
+        return value
+
     def scores(self, layer: int) -> list[float] | None:
         """Return the most recent scores of a layer."""
         return self.events[layer][-1]["scores"] if self.events[layer] else None
@@ -131,6 +140,9 @@ class KeepScores:
             return float(log.n_selected(layer, expert, self.settings.window))
         if name == "ema":
             return log.ema(layer, expert, self.settings.decay)
+        if name == "mrs":
+            top_p = self.settings.top_p if self.settings.top_p is not None else 2 * self.model.inp.top_k[layer]
+            return log.mrs(layer, expert, self.settings.decay, top_p)
         if name == "lfru":
             return log.n_selected(layer, expert) / (log.age(layer, expert) + 1)
         if name == "least_stale":

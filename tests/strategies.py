@@ -100,7 +100,7 @@ def oracle_settings(draw: st.DrawFn, shape: Shape, crowded: bool) -> OracleSetti
         slots=draw(per_layer(n_layers, st.integers(2, 4) if crowded else st.integers(0, 9))),
         pool_bytes=draw(st.integers(pool_limit // 4, pool_limit // 2) if crowded else st.integers(0, pool_limit)),
         warm_start=draw(st.sampled_from(["empty", "lowest_id"])),
-        eviction=draw(st.sampled_from([*EVICTIONS, *["score"] * has_scores])),
+        eviction=draw(st.sampled_from([*EVICTIONS, *["score", "mrs"] * has_scores])),
         window=draw(st.integers(1, 5)),
         decay=draw(st.sampled_from([0.5, 0.75, 0.9])),
         weights=draw(st.tuples(weight, weight, score_weight, weight).filter(any)),
@@ -116,6 +116,10 @@ def oracle_settings(draw: st.DrawFn, shape: Shape, crowded: bool) -> OracleSetti
         prefill=draw(st.sampled_from(["staging", "selective", "skip", *["auto"] * (scope == "per_layer")])),
         score_source=score_source,
         salt=draw(st.integers(0, 2**40)),
+        alpha=draw(st.sampled_from([None, None, -1.0, 0.0, 0.25, 0.5, float("inf")]))
+        if score_source == "all"
+        else None,
+        top_p=draw(st.sampled_from([None, 1, 3])),
     )
 
 

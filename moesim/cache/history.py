@@ -31,6 +31,8 @@ class History(NamedTuple):
         Ring of the last W selections; minimal when nothing reads it.
     ema : float64[L, E]
         Exponential average of selections.
+    mrs : float64[L, E]
+        Exponential average of router scores, in which only the top p of each visit count.
     score : float32[L, E]
         Router scores of the layer's last event.
     next_use : int64[L, E]
@@ -52,6 +54,7 @@ class History(NamedTuple):
     window_count: npt.NDArray[np.int64]
     window_sets: npt.NDArray[np.uint8]
     ema: npt.NDArray[np.float64]
+    mrs: npt.NDArray[np.float64]
     score: npt.NDArray[np.float32]
     next_use: npt.NDArray[np.int64]
     last_token_ids: npt.NDArray[np.int16]
@@ -83,6 +86,7 @@ def empty_history(
         np.zeros(shape, np.int64),
         np.zeros(shape, np.int64),
         np.zeros((n_layers, window, n_experts) if has_window else (1, 1, 1), np.uint8),
+        np.zeros(shape, np.float64),
         np.zeros(shape, np.float64),
         np.zeros(shape, np.float32),
         np.full(shape, NEVER, np.int64),
@@ -187,6 +191,23 @@ def record_scores(
             value = scores[token, layer, expert]
             history.score[layer, expert] = max(history.score[layer, expert], value) if is_known else value
         is_known = True
+
+
+@kernel
+def record_mrs(history: History, layer: int, n_experts: int, top_p: int, decay: float) -> None:
+    """Take the top p router scores of the layer's event into their average; all others count as 0.
+
+    An expert is in the top p if fewer than p experts have a higher score, or the same score and a lower id.
+    """
+    for expert in range(n_experts):
+        score = history.score[layer, expert]
+        n_ahead = 0
+        for other in range(n_experts):
+            ahead = history.score[layer, other]
+            n_ahead += (ahead > score) | ((ahead == score) & (other < expert))
+        history.mrs[layer, expert] *= decay
+        if n_ahead < top_p:
+            history.mrs[layer, expert] += (1.0 - decay) * score
 
 
 @kernel

@@ -42,16 +42,18 @@ def _cancel_unwanted(machine: Machine, view: PassView, layer: int, cells: npt.ND
 
 
 def _late_ones(machine: Machine, view: PassView, layer: int, cells: npt.NDArray[np.int64]) -> list[Awaited]:
-    """Count hits and late ones; late ones that still wait are promoted, in the order in which they were asked for."""
+    """Count hits and late ones, and list what is late, stand-ins included; what of it still waits is promoted."""
     late: list[Awaited] = []
     for entry, expert in _demanded(view, layer):
-        if view.log.outcome[entry] != Outcome.RESIDENT:
+        outcome = view.log.outcome[entry]
+        if outcome not in {Outcome.RESIDENT, Outcome.SUBSTITUTED}:
             continue
-        copy = machine.residency.copy_of(layer, expert)
+        is_lookup = outcome == Outcome.RESIDENT
+        copy = machine.residency.copy_of(layer, expert if is_lookup else int(view.log.stand_in[entry]))
         if copy is None or copy.has_landed:
-            cells[Column.N_HITS] += 1
+            cells[Column.N_HITS] += is_lookup
             continue
-        cells[Column.N_LATE] += 1
+        cells[Column.N_LATE] += is_lookup
         late.append(Awaited(copy, Cause.LATE, _compute_ns(view, layer, entry)))
         if copy.is_waiting and not machine.link.is_fifo:
             machine.link.promote(copy)
@@ -62,7 +64,7 @@ def _fetch_misses(machine: Machine, view: PassView, layer: int) -> list[Awaited]
     """Ask for the misses in demand order."""
     missing: list[Awaited] = []
     for entry, expert in _demanded(view, layer):
-        if view.log.outcome[entry] == Outcome.RESIDENT:
+        if view.log.outcome[entry] in {Outcome.RESIDENT, Outcome.SUBSTITUTED}:
             continue
         copy = machine.ask(CopyKind.DEMAND, view, layer, expert)
         if view.log.outcome[entry] == Outcome.PLACED:
@@ -105,7 +107,7 @@ def run_event(
         machine.rules, machine.slots, machine.history, prepared.passes, prepared.lookups, prepared.costs, log,
         machine.scratch, view.index, layer, machine.link.owed_ns(), cells,
     )  # fmt: skip
-    unpin_event(machine.slots, prepared.lookups, view.index, layer)
+    unpin_event(machine.slots, prepared.lookups, log, view.index, layer)
     machine.apply_evictions(view, n_evicted, int(log.eviction_offset[moment + 1]))
     machine.ask_ahead(view, int(log.prefetch_offset[moment]), int(log.prefetch_offset[moment + 1]))
     yield from machine.stream.drain(awaited, cells)

@@ -8,6 +8,7 @@ from moesim.cache.history import (
     record_event,
     record_last_token,
     record_load,
+    record_mrs,
     record_pairs,
     record_scores,
     record_topk_scores,
@@ -16,9 +17,10 @@ from moesim.cache.kernels import kernel
 from moesim.cache.lookups import Lookups
 from moesim.cache.slots import Slots, place, release, replace
 from moesim.policies.eviction import BELADY_BYPASS, fill_keep_scores, select_pool_victim, select_victim
-from moesim.policies.log import PLACED, RESIDENT, TRANSIENT, DecisionLog, log_eviction, open_moment
+from moesim.policies.log import PLACED, RESIDENT, SUBSTITUTED, TRANSIENT, DecisionLog, log_eviction, open_moment
 from moesim.policies.registry import Predictor, ScoreSource
 from moesim.policies.rules import Passes, Rules, Scratch
+from moesim.policies.substitution import substitute_misses
 from moesim.results import Column
 
 SCORES_ALL = int(ScoreSource.ALL)
@@ -84,6 +86,8 @@ def decide_demand(
     if n_misses == 0:
         return
     row[N_MISSES] = n_misses
+    if rules.has_substitution and passes.is_decode[index] == 1:
+        n_misses -= substitute_misses(rules, slots, history, passes, lookups, log, scratch, index, layer, row)
     row[DEMAND_BYTES] = n_misses * slots.expert_bytes[layer]
     scratch.is_predicted[:] = 0
     _order_misses(rules, history, lookups, log, layer, first, last, scratch.order)
@@ -147,6 +151,9 @@ def _record(
         record_scores(history, layer, passes.scores, token, end)
     elif rules.score_source == SCORES_TOPK:
         record_topk_scores(history, layer, passes.ids, passes.weights, token, end, passes.n_experts[layer])
+    if rules.is_mrs_read:
+        top_p = 2 * passes.top_k[layer] if rules.top_p < 0 else rules.top_p
+        record_mrs(history, layer, passes.n_experts[layer], top_p, rules.decay)
     if rules.predictor == PREVIOUS_TOKEN:
         record_last_token(history, layer, passes.ids, end - 1, passes.n_experts[layer])
     if rules.is_pairs_read and layer > 0:
@@ -167,7 +174,7 @@ def _order_misses(
     """List the misses in the order in which they get slots: demand order, or soonest needed first for bypassing."""
     n_misses = 0
     for entry in range(first, last):
-        if log.outcome[entry] == RESIDENT:
+        if log.outcome[entry] != TRANSIENT:
             continue
         hole = n_misses
         if rules.eviction == BELADY_BYPASS:
@@ -348,8 +355,10 @@ def _place_in_pool(
 
 
 @kernel
-def unpin_event(slots: Slots, lookups: Lookups, index: int, layer: int) -> None:
-    """Lift the pins of an event whose experts have run."""
+def unpin_event(slots: Slots, lookups: Lookups, log: DecisionLog, index: int, layer: int) -> None:
+    """Lift the pins of an event whose experts have run, those of stand-ins included."""
     event = index * slots.capacity.shape[0] + layer
     for entry in range(lookups.offset[event], lookups.offset[event + 1]):
         slots.is_pinned[layer, lookups.expert[entry]] = 0
+        if log.outcome[entry] == SUBSTITUTED:
+            slots.is_pinned[layer, log.stand_in[entry]] = 0

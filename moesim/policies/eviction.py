@@ -26,6 +26,7 @@ RANDOM = int(Eviction.RANDOM)
 HISTORY = int(Eviction.HISTORY)
 BELADY = int(Eviction.BELADY)
 BELADY_BYPASS = int(Eviction.BELADY_BYPASS)
+MRS = int(Eviction.MRS)
 
 N_RANGES = 8
 
@@ -175,6 +176,8 @@ def keep_score(
         return -float(history.next_use[layer, expert])
     if kind == SCORE:
         return float(score[expert])
+    if kind == MRS:
+        return float(history.mrs[layer, expert])
     if kind == RANDOM:
         return random_keep(rules.salt, history.clock[0], is_prefetch, layer, expert)
     if kind == HISTORY:

@@ -15,11 +15,13 @@ class Outcome(IntEnum):
     RESIDENT = 0
     PLACED = 1
     TRANSIENT = 2
+    SUBSTITUTED = 3
 
 
 RESIDENT = int(Outcome.RESIDENT)
 PLACED = int(Outcome.PLACED)
 TRANSIENT = int(Outcome.TRANSIENT)
+SUBSTITUTED = int(Outcome.SUBSTITUTED)
 
 
 class DecisionLog(NamedTuple):
@@ -32,6 +34,10 @@ class DecisionLog(NamedTuple):
     ----------
     outcome : int8[N]
         `Outcome` of every lookup entry.
+    stand_in : int16[N]
+        Resident expert that serves a substituted entry.
+    score_gap : float32[N]
+        Router score given up by a substitution.
     prefetch_offset, eviction_offset : int64[S * (L + 1) + 1]
         First entry of each moment.
     prefetch_layer, prefetch_expert : int16[P]
@@ -41,6 +47,8 @@ class DecisionLog(NamedTuple):
     """
 
     outcome: npt.NDArray[np.int8]
+    stand_in: npt.NDArray[np.int16]
+    score_gap: npt.NDArray[np.float32]
     prefetch_offset: npt.NDArray[np.int64]
     prefetch_layer: npt.NDArray[np.int16]
     prefetch_expert: npt.NDArray[np.int16]
@@ -64,6 +72,8 @@ def empty_log(n_entries: int, n_passes: int, n_layers: int, most_prefetches: int
     n_moments = n_passes * (n_layers + 1)
     return DecisionLog(
         np.zeros(n_entries, np.int8),
+        np.zeros(n_entries, np.int16),
+        np.zeros(n_entries, np.float32),
         np.zeros(n_moments + 1, np.int64),
         np.zeros(most_prefetches, np.int16),
         np.zeros(most_prefetches, np.int16),

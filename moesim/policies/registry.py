@@ -24,6 +24,7 @@ class Eviction(IntEnum):
     HISTORY = 9
     BELADY = 10
     BELADY_BYPASS = 11
+    MRS = 12
 
 
 class Predictor(IntEnum):
@@ -81,6 +82,9 @@ EVICTIONS: dict[Eviction, EvictionNeeds] = {
     Eviction.LFRU: EvictionNeeds("lowest selections / (age + 1) leaves first"),
     Eviction.LEAST_STALE: EvictionNeeds("unused for most visits of its layer, then needed latest, leaves first"),
     Eviction.SCORE: EvictionNeeds("lowest current router score leaves first", scores=True),
+    Eviction.MRS: EvictionNeeds(
+        "lowest exponential average of each step's top router scores leaves first", scores=True
+    ),
     Eviction.RANDOM: EvictionNeeds("a seeded draw"),
     Eviction.HISTORY: EvictionNeeds("weighted sum of window count, EMA, router score and age", scores=True),
     Eviction.BELADY: EvictionNeeds("needed furthest in the future leaves first", future=True),

@@ -27,6 +27,14 @@ class Rules(NamedTuple):
         Of the `random` policy.
     is_ema_read, is_window_read, is_pairs_read : bool
         Which parts of the history anything reads.
+    is_mrs_read : bool
+        Whether anything reads the average of top router scores.
+    top_p : int
+        Scores of a step that this average takes in, -1 for twice the layer's top-k.
+    has_substitution : bool
+        Misses of low score may be served by residents.
+    alpha : float
+        Largest distance to the boundary at which a miss is substituted, in the domain of the trace's scores.
     is_grouped : bool
         Experts run together when the last has landed.
     """
@@ -47,6 +55,10 @@ class Rules(NamedTuple):
     is_ema_read: bool
     is_window_read: bool
     is_pairs_read: bool
+    is_mrs_read: bool
+    top_p: int
+    has_substitution: bool
+    alpha: float
     is_grouped: bool
 
 

@@ -123,7 +123,7 @@ def _run_event(
     if mode & DECIDE:
         owed = owed_ns(link, now_ns) if mode & TIME else 0
         decide_prefetch(rules, slots, history, passes, lookups, costs, log, scratch, index, layer, owed, cells)
-        unpin_event(slots, lookups, index, layer)
+        unpin_event(slots, lookups, log, index, layer)
     if mode & TIME:
         apply_evictions(link, costs, log, evicted, log.eviction_offset[moment + 1])
         first, last = log.prefetch_offset[moment], log.prefetch_offset[moment + 1]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from moesim.cache.kernels import kernel
 from moesim.cache.lookups import Lookups
 from moesim.cache.slots import Slots, release
-from moesim.policies.log import PLACED, RESIDENT, DecisionLog
+from moesim.policies.log import PLACED, RESIDENT, SUBSTITUTED, DecisionLog
 from moesim.policies.prefetch import experts_compute_ns
 from moesim.policies.rules import Costs, Passes, Rules
 from moesim.replay.link import (
@@ -204,17 +204,22 @@ def request_demand(
     first, last = lookups.offset[event], lookups.offset[event + 1]
     n_late, n_missing = 0, 0
     # Hits and misses alternate unpredictably, so both lists are written without a branch.
+    n_substituted, n_late_stand_ins = 0, 0
     for entry in range(first, last):
-        is_resident = log.outcome[entry] == RESIDENT
-        is_late = is_resident & (link.ready_ns[layer, lookups.expert[entry]] > now_ns)
+        is_substituted = log.outcome[entry] == SUBSTITUTED
+        is_there = (log.outcome[entry] == RESIDENT) | is_substituted
+        used = log.stand_in[entry] if is_substituted else lookups.expert[entry]
+        is_late = is_there & (link.ready_ns[layer, used] > now_ns)
         waits.late[n_late] = entry
         n_late += is_late
         waits.missing[n_missing] = entry
-        n_missing += not is_resident
-    cells[N_LATE] += n_late
-    cells[N_HITS] += last - first - n_late - n_missing
+        n_missing += not is_there
+        n_substituted += is_substituted
+        n_late_stand_ins += is_substituted & is_late
+    cells[N_LATE] += n_late - n_late_stand_ins
+    cells[N_HITS] += last - first - n_missing - n_substituted - (n_late - n_late_stand_ins)
     if n_late > 0:
-        _promote_late(lookups, link, waits, layer, n_late)
+        _promote_late(lookups, log, link, waits, layer, n_late)
     for position in range(n_missing):
         entry = waits.missing[position]
         expert = lookups.expert[entry]
@@ -228,11 +233,12 @@ def request_demand(
 
 
 @kernel
-def _promote_late(lookups: Lookups, link: LinkState, waits: Waits, layer: int, n_late: int) -> None:
-    """List late ones in the order in which they were asked for; those that still wait are promoted."""
+def _promote_late(lookups: Lookups, log: DecisionLog, link: LinkState, waits: Waits, layer: int, n_late: int) -> None:
+    """List late ones and late stand-ins in the order of their requests; those that still wait are promoted."""
     for position in range(n_late):
         entry = waits.late[position]
-        row = link.copy_of[layer, lookups.expert[entry]]
+        used = log.stand_in[entry] if log.outcome[entry] == SUBSTITUTED else lookups.expert[entry]
+        row = link.copy_of[layer, used]
         hole = position
         while hole > 0 and waits.row[hole - 1] > row:
             waits.row[hole] = waits.row[hole - 1]

@@ -3,6 +3,7 @@
 What belongs here: everything that is settled once per run. What does not: anything per request.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,11 +95,17 @@ class Resolved:
             "expert_bytes": sorted({int(n_bytes) for n_bytes in self.expert_bytes}),
             "warm_start": scenario.cache.warm_start,
             "score_source": scenario.score_source,
+            "substitution_alpha": _plain(scenario.substitution.alpha),
             "score_kind": self.reader.meta.score_kind,
             "prefill": scenario.prefill.mode,
             "seed": scenario.seed,
             "notes": list(self.notes),
         }
+
+
+def _plain(alpha: float | None) -> float | str | None:
+    """Write a margin so that JSON can hold it."""
+    return str(alpha) if alpha is not None and math.isinf(alpha) else alpha
 
 
 def _provenance(device: DeviceSpec, scenario: Scenario) -> dict[str, str]:
@@ -213,13 +220,32 @@ def _capacity(
     return np.minimum(capacity, n_experts)
 
 
+def _check_substitution(scenario: Scenario, reader: TraceReader) -> None:
+    """Refuse substitution on a trace that does not say how far an expert is from being selected."""
+    if scenario.score_source == "topk" or "scores" not in reader.columns:
+        raise UnsupportedScenarioError(
+            f"substitution.alpha compares router scores of all experts, which trace {reader.path} "
+            f"{'is told not to use (score_source)' if 'scores' in reader.columns else 'has not'}: leave alpha out, "
+            "or use a trace with column 'scores'"
+        )
+    domain, kind = scenario.substitution.domain, reader.meta.score_kind
+    if domain is not None and domain != kind:
+        raise UnsupportedScenarioError(
+            f"substitution.alpha = {scenario.substitution.alpha} is meant for {domain} scores, but trace {reader.path} "
+            f"holds {kind} scores: the same margin means something else there"
+        )
+
+
 def _rules(scenario: Scenario, reader: TraceReader) -> tuple[Rules, bool]:
     """Turn policies into numbers, and refuse a policy that the trace cannot feed."""
     eviction, prefetch = scenario.eviction, scenario.prefetch
     kind, predictor = eviction.kind, prefetch.kind
     needs_scores = EVICTIONS[kind].scores and (kind != Eviction.HISTORY or eviction.weights.score > 0)
     source = ScoreSource.NONE
-    if needs_scores:
+    if scenario.substitution.alpha is not None:
+        _check_substitution(scenario, reader)
+        source = ScoreSource.ALL
+    elif needs_scores:
         source = ScoreSource.ALL if scenario.score_source == "all" else ScoreSource.TOPK
         column = "scores" if source == ScoreSource.ALL else "topk_weights"
         if column not in reader.columns:
@@ -253,6 +279,10 @@ def _rules(scenario: Scenario, reader: TraceReader) -> tuple[Rules, bool]:
         is_ema_read=kind == Eviction.EMA or is_history,
         is_window_read=kind == Eviction.LFU_WINDOW or is_history,
         is_pairs_read=predictor == Predictor.COUPLING,
+        is_mrs_read=kind == Eviction.MRS,
+        top_p=-1 if eviction.top_p is None else eviction.top_p,
+        has_substitution=scenario.substitution.alpha is not None,
+        alpha=math.inf if scenario.substitution.alpha is None else float(scenario.substitution.alpha),
         is_grouped=scenario.compute.experts == "grouped",
     )
     return rules, EVICTIONS[kind].future
