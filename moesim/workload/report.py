@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moesim.results import Column, RequestRows, RowSums
-from moesim.workload.prepare import PreparedRequest
+from moesim.workload.request import PreparedRequest
 
 
 def request_rows(
