@@ -9,9 +9,9 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from moesim.errors import ConfigError, MoesimError
 from moesim.settings import (
@@ -19,6 +19,7 @@ from moesim.settings import (
     ComputeSettings,
     EvictionSettings,
     LinkSettings,
+    MemorySettings,
     ModelOverrides,
     PrefetchSettings,
     PrefillSettings,
@@ -43,12 +44,21 @@ class Scenario(Settings):
     score_source: Literal["all", "topk"] = Field("all", description="router scores of all experts, or only the chosen")
     requests: RequestFilter = RequestFilter()
     overrides: ModelOverrides = ModelOverrides()
+    memory: MemorySettings | None = Field(None, description="device budget that the cache must fit; default: no check")
     cache: CacheSettings = CacheSettings()
     eviction: EvictionSettings = EvictionSettings()
     prefetch: PrefetchSettings = PrefetchSettings()
     link: LinkSettings = LinkSettings()
     compute: ComputeSettings = ComputeSettings()
     prefill: PrefillSettings = PrefillSettings()
+
+    @model_validator(mode="after")
+    def _pool_has_a_size(self) -> Self:
+        if self.cache.scope == "global" and self.cache.pool is None and self.memory is None:
+            raise ConfigError(
+                "cache.pool is missing: scope 'global' needs the size of its pool, e.g. '4000 MiB', or a [memory] table"
+            )
+        return self
 
     @property
     def content_hash(self) -> str:
@@ -139,6 +149,9 @@ def _rebase(fields: dict[str, Any], folder: Path) -> None:
         text = fields.get(key)
         if isinstance(text, str) and (key == "trace" or "/" in text or text.endswith((".toml", ".json"))):
             fields[key] = str(folder / text)
+    cache = fields.get("cache")
+    if isinstance(cache, dict) and isinstance(cache.get("profile"), str):
+        cache["profile"] = str(folder / cache["profile"])
 
 
 def load_scenarios(path: Path, overrides: Mapping[str, object] | None = None) -> tuple[Scenario, ...]:
@@ -171,6 +184,8 @@ def load_scenarios(path: Path, overrides: Mapping[str, object] | None = None) ->
         fields.setdefault("name", path.stem)
     if not isinstance(variants, list) or not variants or not all(isinstance(variant, dict) for variant in variants):
         raise ConfigError(f"scenario {path}: variants must be written as [[variants]] tables")
+    for variant in variants:
+        _rebase(variant, path.parent)
     scenarios = tuple(_expand(fields, variants, overrides or {}, str(path)))
     names = [scenario.name for scenario in scenarios]
     if len(set(names)) != len(names):

@@ -62,13 +62,37 @@ class CacheSettings(Settings):
         "auto", description="slots of every layer, one number per layer, or auto (from budget)"
     )
     budget: Bytes | None = Field(None, description="bytes for slots = auto, e.g. '48 GB'")
-    pool: Bytes | None = Field(None, description="bytes of the global pool, e.g. '4000 MiB'")
-    warm_start: Literal["empty", "lowest_id"] = Field("empty", description="what the slots hold at the start")
+    pool: Bytes | None = Field(
+        None, description="bytes of the global pool, e.g. '4000 MiB'; default: what [memory] leaves"
+    )
+    warm_start: Literal["empty", "lowest_id", "profile"] = Field(
+        "empty", description="what the slots hold at the start; profile: the highest-ranked experts of a domain"
+    )
+    profile: str | None = Field(
+        None, min_length=1, description="file of moesim profile, or a Parquet table of hot lists"
+    )
+    profile_domain: str = Field(
+        "all", min_length=1, description="domain of the profile, or request: the domain of the run's first request"
+    )
+
+    @model_validator(mode="after")
+    def _profile_has_its_file(self) -> Self:
+        if self.warm_start == "profile" and self.profile is None:
+            raise ConfigError(
+                "cache.profile is missing: warm_start 'profile' needs a profile file; 'moesim profile' writes one"
+            )
+        if self.warm_start != "profile" and self.profile is not None:
+            raise ConfigError(
+                f"cache.profile is only read when warm_start = 'profile', but cache.warm_start is {self.warm_start!r}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _scope_has_its_size(self) -> Self:
-        if self.scope == "global" and self.pool is None:
-            raise ConfigError("cache.pool is missing: scope 'global' needs the pool's size, e.g. pool = '4000 MiB'")
+        if self.scope == "global" and self.pool is None and self.slots != "auto":
+            raise ConfigError(
+                "cache.pool is missing: scope 'global' has no slots per layer; set pool = '4000 MiB', say, not slots"
+            )
         if self.scope == "per_layer" and self.pool is not None:
             raise ConfigError("cache.pool is only for scope 'global'; with scope 'per_layer' set cache.slots")
         if self.scope == "global" and self.slots != "auto":
@@ -76,6 +100,19 @@ class CacheSettings(Settings):
         if self.budget is not None and self.slots != "auto":
             raise ConfigError(f"cache.budget is only read when slots = 'auto', but cache.slots is {self.slots}")
         return self
+
+
+class MemorySettings(Settings):
+    """One device budget. A scenario that has this table runs only if weights, caches and buffers fit the device."""
+
+    device_bytes: Bytes | None = Field(
+        None, description="the device's memory, e.g. '84 GB'; default: the device file's"
+    )
+    reserve: Bytes = Field(
+        512 * 2**20,
+        description="kept free for driver, activations and fragmentation; the default of 512 MiB is assumed",
+    )
+    context_tokens: Count = Field(description="tokens of each request that the key-value cache has room for")
 
 
 class HistoryWeights(Settings):
