@@ -29,6 +29,8 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@# Kernels are compiled into a cache that both test workers then read; else each would compile all of them.
+	$(BIN)/moesim replay experiments/demo/demo.toml --limit 1 --no-bound > /dev/null
 	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 clean:

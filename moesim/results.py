@@ -70,6 +70,8 @@ REQUEST_COLUMNS: tuple[str, ...] = (
     "n_copies",
     "copied_bytes",
     "n_dropped",
+    "stand_in_weight_frac",
+    "score_given_up",
 )
 SUMMED = tuple(column for column in Column if column >= Column.COMPUTE_NS)
 
@@ -160,6 +162,8 @@ class RequestRows:
         One row per pass and layer, in the order of `Column`; a backend that sums as it goes has them only in detail.
     sums : RowSums or None
         The same rows summed; made from the rows when None.
+    stand_in_weight_frac, score_given_up : float
+        Quality proxies of substitution: share of routing weight that stand-ins serve, and score given up in all.
     """
 
     request: int
@@ -180,6 +184,8 @@ class RequestRows:
     head_ns: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64] | None
     sums: RowSums | None = None
+    stand_in_weight_frac: float = 0.0
+    score_given_up: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

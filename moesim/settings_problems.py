@@ -5,7 +5,7 @@ What belongs here: naming a setting, its value and what is allowed. What does no
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -39,8 +39,9 @@ def check_plain(fields: Mapping[str, object], model: type[BaseModel], prefix: st
         kind = field.annotation if field is not None else None
         has_infinity = field is not None and field.json_schema_extra == MAY_BE_INFINITE
         if isinstance(value, Mapping):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                check_plain(value, kind, f"{prefix}{key}.")
+            group = _group(model, key)
+            if group is not None:
+                check_plain(value, group, f"{prefix}{key}.")
             continue
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, bool) and kind is not bool:
@@ -87,7 +88,9 @@ def _group(model: type[BaseModel], name: int | str) -> type[BaseModel] | None:
     """Give the group of settings that a field holds, None for a plain setting."""
     field = model.model_fields.get(str(name))
     kind = field.annotation if field is not None else None
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    # A group that may be absent is written as a union with None.
+    kinds = [part for part in get_args(kind) if part is not type(None)] or [kind]
+    return next((part for part in kinds if isinstance(part, type) and issubclass(part, BaseModel)), None)
 
 
 def _known_keys(location: Sequence[int | str], model: type[BaseModel]) -> tuple[str, ...]:

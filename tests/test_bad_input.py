@@ -260,6 +260,15 @@ def test_calls(refused: Refused, words: list[str], fragments: list[str]) -> None
     assert [fragment for fragment in fragments if fragment not in line] == [], line
 
 
+@pytest.mark.parametrize("words", [[], ["trace"]])
+def test_group_without_a_command_shows_its_help(words: list[str], capsys: Capture) -> None:
+    """A call that names no command gets the list of them, and nothing that looks like a fault."""
+    assert run(words) == 2
+    captured = capsys.readouterr()
+    assert "Commands" in captured.out
+    assert captured.err == ""
+
+
 def test_unwritable_folder(refused: Refused, yard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder without the right to write is refused before the runs."""
     # Permissions do not bind every user, so the answer of the system is what is replaced.

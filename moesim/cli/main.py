@@ -84,9 +84,8 @@ def _fail(message: str) -> int:
 def _usage_failure(error: Any) -> int:
     """Say in one line what is wrong with the words of a call, and where its help is."""
     message = error.format_message()
-    if "\n" in message:
-        # A group without a command answers with its help.
-        error.show()
+    if not message:
+        # A group without a command has answered with its help.
         return EXIT_ERROR
     command = error.ctx.command_path if error.ctx is not None else "moesim"
     return _fail(f"{message.rstrip('.')}; see '{command} --help'")

@@ -30,7 +30,7 @@ def replay(
     ] = True,
     timeline_of: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Scenario whose first request the timeline shows [default: last]."),
+        typer.Option(metavar="NAME", help="Scenario whose first request the timeline shows; else the last."),
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Replay at most N requests.")] = None,
     bound: Annotated[bool, typer.Option("--bound/--no-bound", help="Add clairvoyant runs as a bound.")] = True,

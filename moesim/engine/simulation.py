@@ -82,7 +82,7 @@ def _run_all(
         yield from _run_request(machine, prepared, log, rows)
         grown = machine.link_totals() - before
         sums = RowSums.of(rows, prepared.passes.is_decode.astype(bool))
-        builder.add(request_rows(prepared, rows, sums, start_ns, machine.stream.now_ns, grown))
+        builder.add(request_rows(prepared, log, rows, sums, start_ns, machine.stream.now_ns, grown))
         broken = check_slots(machine.slots)
         if broken is not None:
             raise InvariantError(f"after request {prepared.request}: {broken}")

@@ -13,7 +13,7 @@ from moesim.engine.stream import Stream
 from moesim.policies.log import DecisionLog
 from moesim.policies.rules import Rules, Scratch, empty_scratch
 from moesim.results import COPY_COLUMNS, CopyKind
-from moesim.scenario import LinkSettings
+from moesim.settings import LinkSettings
 from moesim.workload import PreparedRequest, Workload
 
 

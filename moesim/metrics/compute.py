@@ -82,7 +82,7 @@ def tpot_frame(result: RunResult) -> pd.DataFrame:
 
 def _lookup_counts(steps: pd.DataFrame) -> LookupCounts:
     """Sum the lookup counters of some steps and check that they are complete."""
-    names = ("n_tokens", "n_selections", "n_lookups", "n_hits", "n_late", "n_misses", "n_transient")
+    names = ("n_tokens", "n_selections", "n_lookups", "n_hits", "n_late", "n_misses", "n_transient", "n_substituted")
     counts = LookupCounts(**{name: int(steps[name].sum()) for name in names})
     if counts.n_hits + counts.n_late + counts.n_misses != counts.n_lookups:
         raise InvariantError(

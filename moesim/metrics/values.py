@@ -47,6 +47,8 @@ class LookupCounts:
         Resident when asked for; in flight; neither.
     n_transient : int
         Misses that got no slot (counted in ``n_misses`` too).
+    n_substituted : int
+        Misses that a resident served instead of a copy (counted in ``n_misses`` too).
     """
 
     n_tokens: int
@@ -56,6 +58,7 @@ class LookupCounts:
     n_late: int
     n_misses: int
     n_transient: int
+    n_substituted: int
 
     def rate(self, count: int) -> float | None:
         """Give a count as a share of the distinct lookups, None without lookups."""
@@ -65,6 +68,11 @@ class LookupCounts:
     def hit_rate(self) -> float | None:
         """Hits / distinct lookups."""
         return self.rate(self.n_hits)
+
+    @property
+    def availability(self) -> float | None:
+        """(Hits + substitutions) / distinct lookups: what no copy was asked for."""
+        return self.rate(self.n_hits + self.n_substituted)
 
     @property
     def late_rate(self) -> float | None:
@@ -95,6 +103,7 @@ class LookupCounts:
         return {
             **asdict(self),
             "hit_rate": self.hit_rate,
+            "availability": self.availability,
             "late_rate": self.late_rate,
             "miss_rate": self.miss_rate,
             "selection_hit_rate": self.selection_hit_rate,

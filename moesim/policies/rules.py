@@ -80,7 +80,7 @@ class Passes(NamedTuple):
     ids : int16[T, L, k]
         Selections, best first.
     weights : float32[T, L, k] or [0, 0, 0]
-        Read when `score_source` is ``topk``.
+        Read when `score_source` is ``topk``, and for what substitution costs.
     scores : float32[T, L, E] or [0, 0, 0]
         Router scores, when a policy reads them.
     lookahead : float32[T, L, E] or [0, 0, 0]

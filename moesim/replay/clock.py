@@ -65,7 +65,7 @@ class Clock:
         """
         sums = RowSums(decided.steps.copy(), decided.layers.copy())
         rows = self._run(TIME, prepared, log, sums, self._idle)
-        self._add(prepared, sums, rows + decided_rows if self._detail else None)
+        self._add(prepared, log, sums, rows + decided_rows if self._detail else None)
 
     def decide_and_time(
         self, prepared: PreparedRequest, log: DecisionLog, state: tuple[Slots, History, Scratch]
@@ -84,7 +84,7 @@ class Clock:
         n_passes, n_layers = len(prepared.step), self._pass_rows.shape[0]
         sums = RowSums(np.zeros((n_passes, N_COLUMNS), np.int64), np.zeros((2, n_layers, N_COLUMNS), np.int64))
         rows = self._run(DECIDE | TIME, prepared, log, sums, state)
-        self._add(prepared, sums, rows if self._detail else None)
+        self._add(prepared, log, sums, rows if self._detail else None)
 
     def _run(
         self,
@@ -128,10 +128,12 @@ class Clock:
         )
         return rows
 
-    def _add(self, prepared: PreparedRequest, sums: RowSums, rows: npt.NDArray[np.int64] | None) -> None:
+    def _add(
+        self, prepared: PreparedRequest, log: DecisionLog, sums: RowSums, rows: npt.NDArray[np.int64] | None
+    ) -> None:
         """Hand a finished request to the result."""
         grown = self.link.totals - self._before
-        self._builder.add(request_rows(prepared, rows, sums, self._start_ns, self._now_ns, grown))
+        self._builder.add(request_rows(prepared, log, rows, sums, self._start_ns, self._now_ns, grown))
 
     def result(self) -> RunResult:
         """Give the result of all requests so far; copies are in the order of their requests."""

@@ -80,13 +80,15 @@ class TraceReader:
         """What a lenient reader has repaired in the requests read so far; a second pass counts nothing twice."""
         return Repairs.total(self._repairs.values())
 
-    def requests(self, columns: Collection[str] = ()) -> Iterator[RequestTrace]:
-        """Start a fresh pass over all requests.
+    def requests(self, columns: Collection[str] = (), numbers: Collection[int] | None = None) -> Iterator[RequestTrace]:
+        """Start a fresh pass over all requests, or some.
 
         Parameters
         ----------
         columns : collection of str
             The optional columns to read (`schema.OPTIONAL_COLUMNS`); columns that are always read may be named too.
+        numbers : collection of int, optional
+            Give only these requests, and decode no row group that has none of them.
 
         Yields
         ------
@@ -98,10 +100,10 @@ class TraceReader:
         UnknownNameError
             If a column does not exist in the schema.
         TraceFormatError
-            If a column has no data in this trace, or the rows break a law of the schema.
+            If a column has no data in this trace, a request does not exist, or the rows break a law of the schema.
         """
         wanted = self._wanted(columns)
-        return self._iterate(wanted)
+        return self._iterate(wanted, None if numbers is None else frozenset(numbers))
 
     def read_request(self, request: int, columns: Collection[str] = ()) -> RequestTrace:
         """Read one request by its number.
@@ -123,19 +125,26 @@ class TraceReader:
             As for `requests`, or if the trace has no such request.
         """
         wanted = self._wanted(columns)
-        plan = self._plans().get(request)
-        if plan is None:
-            raise TraceFormatError(f"{self.path}: has no request {request}; it has {len(self._plans())} requests")
+        self._check_known({request})
+        plan = self._plans()[request]
         groups = GroupReader(self._footers)
         try:
             return self._load(plan, wanted, groups)
         finally:
             groups.close()
 
-    def _iterate(self, wanted: tuple[str, ...]) -> Iterator[RequestTrace]:
+    def _check_known(self, numbers: Collection[int]) -> None:
+        missing = sorted(set(numbers) - set(self._plans()))
+        if missing:
+            raise TraceFormatError(f"{self.path}: has no request {missing[0]}; it has {len(self._plans())} requests")
+
+    def _iterate(self, wanted: tuple[str, ...], numbers: frozenset[int] | None) -> Iterator[RequestTrace]:
+        self._check_known(numbers or ())
         groups = GroupReader(self._footers)
         try:
             for plan in self._plans().values():
+                if numbers is not None and plan.request not in numbers:
+                    continue
                 request = self._load(plan, wanted, groups)
                 if request.n_tokens:
                     yield request

@@ -1,7 +1,18 @@
 """A scenario meets its trace, model and device: what does not fit is refused, the rest becomes plain arrays."""
 
-from moesim.workload.prepare import PreparedRequest, Workload
+from moesim.workload.prepare import Workload
 from moesim.workload.report import request_rows
+from moesim.workload.request import PreparedRequest, RequestEvents
 from moesim.workload.resolve import Resolved, resolve
+from moesim.workload.source import DecodedTrace, chosen_requests
 
-__all__ = ["PreparedRequest", "Resolved", "Workload", "request_rows", "resolve"]
+__all__ = [
+    "DecodedTrace",
+    "PreparedRequest",
+    "RequestEvents",
+    "Resolved",
+    "Workload",
+    "chosen_requests",
+    "request_rows",
+    "resolve",
+]

@@ -4,7 +4,6 @@ What belongs here: passes, lookup events, durations and future of one request. W
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,87 +13,23 @@ from moesim.cache.history import History, empty_history
 from moesim.cache.kernels import NEVER
 from moesim.cache.lookups import Lookups, build_lookups, fill_next_events
 from moesim.cache.slots import Slots, empty_slots, place
-from moesim.errors import ConfigError, TraceFormatError, UnsupportedScenarioError
+from moesim.errors import TraceFormatError, UnsupportedScenarioError
 from moesim.policies.registry import Predictor, ScoreSource
 from moesim.policies.rules import Costs, Passes
 from moesim.trace import RequestTrace
 from moesim.workload.durations import Durations
+from moesim.workload.request import Plan, PreparedRequest, RequestEvents
 from moesim.workload.resolve import Resolved
+from moesim.workload.source import chosen_requests
 
 _NO_FLOATS = np.zeros((0, 0, 0), np.float32)
 _NO_COUNTS = np.zeros((0, 0, 0), np.int32)
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Copy what is read-only or strided: kernels are compiled once per kind of array, and one kind is enough."""
     return np.require(array, requirements=["C", "W"])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedRequest:
-    """One request, ready to be replayed.
-
-    Attributes
-    ----------
-    request : int
-        Request number.
-    domain : str or None
-        Domain label.
-    prompt_tokens : int
-        Prompt length, 0 when unknown.
-    has_prefill : bool
-        Whether its prompt is part of the run.
-    n_decode_tokens : int
-        Tokens that decode passes produce.
-    step, n_tokens : int32[S]
-        Step number and tokens of each pass.
-    context : int64[S]
-        Tokens in the key-value cache after each pass.
-    most_tokens : int
-        Most tokens that any expert gets at once.
-    passes : Passes
-        Tokens as decisions read them.
-    lookups : Lookups
-        Lookup events.
-    costs : Costs
-        Durations.
-    staged_tokens : int32[P, L, E]
-        Tokens of each expert in passes that may stage layers; P covers the passes up to the last prefill.
-    """
-
-    request: int
-    domain: str | None
-    prompt_tokens: int
-    has_prefill: bool
-    n_decode_tokens: int
-    step: npt.NDArray[np.int32]
-    n_tokens: npt.NDArray[np.int32]
-    context: npt.NDArray[np.int64]
-    most_tokens: int
-    passes: Passes
-    lookups: Lookups
-    costs: Costs
-    staged_tokens: npt.NDArray[np.int32]
-
-    @property
-    def n_output_tokens(self) -> int:
-        """Tokens that come out: the prompt's pass makes the first, every decode token one more."""
-        return self.n_decode_tokens + 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Plan:
-    """Passes of one request before any duration is known."""
-
-    trace: RequestTrace
-    first_token: int
-    step: npt.NDArray[np.int32]
-    is_decode: npt.NDArray[np.bool_]
-    n_tokens: npt.NDArray[np.int32]
-    context: npt.NDArray[np.int64]
-    pass_start: npt.NDArray[np.int64]
-    is_event: npt.NDArray[np.uint8]
-    is_recorded: bool
 
 
 class Workload:
@@ -115,31 +50,10 @@ class Workload:
         self.resolved = resolved
         self._source = source if source is not None else self._stream
         self._durations = Durations(resolved)
-        self.numbers = self._chosen_numbers()
+        self.numbers = chosen_requests(resolved)
         self.columns = self._needed_columns()
         self._future: list[npt.NDArray[np.int64]] | None = None
         self._first_use: npt.NDArray[np.int64] | None = None
-
-    def _chosen_numbers(self) -> tuple[int, ...]:
-        """Apply the request filter."""
-        chosen = self.resolved.scenario.requests
-        meta = self.resolved.reader.meta
-        known = [entry.request for entry in meta.requests]
-        if chosen.ids is not None:
-            missing = sorted(set(chosen.ids) - set(known))
-            if missing:
-                raise ConfigError(f"requests.ids: trace {self.resolved.reader.path} has no request {missing[0]}")
-            known = [number for number in known if number in set(chosen.ids)]
-        if chosen.domains is not None:
-            domain_of = {entry.request: entry.domain or meta.domain for entry in meta.requests}
-            legal = sorted({domain for domain in domain_of.values() if domain is not None})
-            unknown = sorted(set(chosen.domains) - set(legal))
-            if unknown:
-                raise ConfigError(f"requests.domains: {unknown[0]!r} is not in the trace; it has {', '.join(legal)}")
-            known = [number for number in known if domain_of[number] in chosen.domains]
-        if not known:
-            raise ConfigError(f"requests: no request of trace {self.resolved.reader.path} passes the filter")
-        return tuple(known[: chosen.limit])
 
     def _needed_columns(self) -> tuple[str, ...]:
         """Name the optional columns that this scenario reads; wide ones only where something looks at them."""
@@ -149,6 +63,8 @@ class Workload:
             columns.add("scores")
         if rules.score_source == ScoreSource.TOPK:
             columns.add("topk_weights")
+        if rules.has_substitution:
+            columns |= {"topk_weights"} & available
         if self._reads_lookahead():
             columns.add("lookahead")
         if self._orders_tokens():
@@ -174,17 +90,19 @@ class Workload:
 
     def _stream(self, columns: tuple[str, ...]) -> Iterator[RequestTrace]:
         """Decode the chosen requests from the file, one after the other."""
-        reader = self.resolved.reader
-        if len(self.numbers) == len(reader.meta.requests):
-            yield from reader.requests(columns)
-            return
-        for number in self.numbers:
-            yield reader.read_request(number, columns)
+        return self.resolved.reader.requests(columns, self.numbers)
 
-    def new_slots(self) -> Slots:
-        """Make the run's slots, filled as the warm start says."""
+    def new_slots(self, capacity: npt.NDArray[np.int64] | None = None) -> Slots:
+        """Make the run's slots, filled as the warm start says.
+
+        Parameters
+        ----------
+        capacity : int64[L], optional
+            Slots of each layer instead of the scenario's.
+        """
         resolved = self.resolved
-        slots = empty_slots(resolved.capacity, resolved.n_experts, resolved.expert_bytes, resolved.pool_bytes)
+        capacity = resolved.capacity if capacity is None else capacity
+        slots = empty_slots(capacity, resolved.n_experts, resolved.expert_bytes, resolved.pool_bytes)
         if resolved.scenario.cache.warm_start == "empty":
             return slots
         for expert in range(int(resolved.n_experts.max())):
@@ -242,6 +160,15 @@ class Workload:
                 f"{self.resolved.scenario.prefill.mode!r}"
             )
 
+    def events(self) -> Iterator[RequestEvents]:
+        """Give the requests' lookup events alone, for counts that read neither scores nor durations."""
+        columns = tuple(column for column in self.columns if column in {"scores", "topk_weights"})
+        for trace in self._source(columns if self._orders_tokens() else ()):
+            plan = self._plan(trace)
+            if plan is not None:
+                is_decode = plan.is_decode.astype(np.uint8)
+                yield RequestEvents(self._lookups(plan), plan.is_event, is_decode, plan.n_tokens)
+
     def costs_of(self, prepared: PreparedRequest, like: Costs | None = None) -> Costs:
         """Give the durations of a request that another workload prepared from the same trace.
 
@@ -273,24 +200,24 @@ class Workload:
         """Walk all requests backwards once and keep, for every lookup, when its expert is demanded next."""
         if self._future is not None:
             return
-        events: list[tuple[Lookups, npt.NDArray[np.uint8], int]] = []
+        walked: list[tuple[Lookups, npt.NDArray[np.uint8], int]] = []
         number = 1
-        columns = tuple(column for column in self.columns if column in {"scores", "topk_weights"})
-        for trace in self._source(columns if self._orders_tokens() else ()):
-            plan = self._plan(trace)
-            if plan is not None:
-                events.append((self._lookups(plan), plan.is_event, number))
-                number += int(plan.is_event.sum())
+        for events in self.events():
+            # The whole trace is held here, so only what the walk back reads.
+            lookups = events.lookups._replace(n_tokens=_NO_TOKENS, last_token=_NO_TOKENS)
+            walked.append((lookups, events.is_event, number))
+            number += int(events.is_event.sum())
         next_use = np.full((self.resolved.n_layers, int(self.resolved.n_experts.max())), NEVER, np.int64)
         future: list[npt.NDArray[np.int64]] = []
-        for lookups, is_event, first_number in reversed(events):
+        while walked:
+            lookups, is_event, first_number = walked.pop()
             next_event = np.empty(len(lookups.expert), np.int64)
             fill_next_events(lookups, is_event, first_number, next_use, next_event)
             future.append(next_event)
         self._future = future[::-1]
         self._first_use = next_use
 
-    def _plan(self, trace: RequestTrace) -> _Plan | None:
+    def _plan(self, trace: RequestTrace) -> Plan | None:
         """Cut a request into passes and say which layers each of them stages; None if nothing is left of it."""
         mode = self.resolved.scenario.prefill.mode
         first_token = int(np.argmax(trace.is_decode)) if trace.is_decode.any() else trace.n_tokens
@@ -319,7 +246,7 @@ class Workload:
                 f"but trace {self.resolved.reader.path} has not recorded its routing: set prefill.mode to 'staging' "
                 "or 'skip'"
             )
-        return _Plan(
+        return Plan(
             trace, first_token, pass_step, pass_decode, n_tokens, context, pass_start, is_event.ravel(), is_recorded
         )
 
@@ -335,7 +262,7 @@ class Workload:
             is_event[~is_decode] = n_tokens[~is_decode, None] < threshold[None, :]
         return is_event
 
-    def _lookups(self, plan: _Plan) -> Lookups:
+    def _lookups(self, plan: Plan) -> Lookups:
         """Collect the request's lookup events."""
         trace, first = plan.trace, plan.first_token
         ids = _own(trace.topk_ids[first:])
@@ -348,13 +275,14 @@ class Workload:
             demand = _own(trace.topk_weights[first:])
         return build_lookups(ids, demand, plan.pass_start, self.resolved.n_experts)
 
-    def _prepare(self, plan: _Plan) -> PreparedRequest:
+    def _prepare(self, plan: Plan) -> PreparedRequest:
         """Turn a plan into arrays."""
         trace, first, rules = plan.trace, plan.first_token, self.resolved.rules
         scores = lookahead = weights = _NO_FLOATS
         if rules.score_source == ScoreSource.ALL and trace.scores is not None:
             scores = trace.scores[first:].astype(np.float32)
-        if rules.score_source == ScoreSource.TOPK and trace.topk_weights is not None:
+        reads_weights = rules.score_source == ScoreSource.TOPK or rules.has_substitution
+        if reads_weights and trace.topk_weights is not None:
             weights = _own(trace.topk_weights[first:])
         if self._reads_lookahead() and trace.lookahead is not None:
             lookahead = trace.lookahead[first:].astype(np.float32)
@@ -392,7 +320,7 @@ class Workload:
             staged_tokens=staged_tokens,
         )
 
-    def _staged_tokens(self, plan: _Plan, ids: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
+    def _staged_tokens(self, plan: Plan, ids: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
         """Count tokens per expert where a layer is staged; an unrecorded prompt is spread evenly over all experts."""
         staged = np.flatnonzero(~plan.is_event.reshape(len(plan.step), -1).all(axis=1))
         if not len(staged):

@@ -3,12 +3,15 @@
 import numpy as np
 import numpy.typing as npt
 
+from moesim.policies.log import DecisionLog
 from moesim.results import Column, RequestRows, RowSums
-from moesim.workload.prepare import PreparedRequest
+from moesim.workload.quality import quality_of
+from moesim.workload.request import PreparedRequest
 
 
 def request_rows(
     prepared: PreparedRequest,
+    log: DecisionLog,
     rows: npt.NDArray[np.int64] | None,
     sums: RowSums,
     start_ns: int,
@@ -21,6 +24,8 @@ def request_rows(
     ----------
     prepared : PreparedRequest
         The request.
+    log : DecisionLog
+        What was decided for it.
     rows : int64[S, L, C] or None
         Rows of its layer steps, where they were kept.
     sums : RowSums
@@ -36,6 +41,7 @@ def request_rows(
         last_prefill = int(np.flatnonzero(~is_decode)[-1])
         end_of_pass = sums.steps[last_prefill, Column.END_NS] + prepared.costs.head_ns[last_prefill]
         first_token_ns = int(end_of_pass)
+    quality = quality_of(prepared, log)
     return RequestRows(
         request=prepared.request,
         domain=prepared.domain,
@@ -49,6 +55,8 @@ def request_rows(
         n_copies=int(totals[1]),
         copied_bytes=int(totals[2]),
         n_dropped=int(totals[3]),
+        stand_in_weight_frac=quality.stand_in_weight_frac,
+        score_given_up=quality.score_given_up,
         step=prepared.step,
         is_decode=is_decode,
         n_tokens=prepared.n_tokens,

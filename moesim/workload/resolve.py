@@ -12,12 +12,14 @@ import numpy.typing as npt
 
 from moesim.cost import PER_LAYER, ComputeCosts, LinkCosts, link_costs
 from moesim.errors import ConfigError, TraceFormatError, UnsupportedScenarioError
+from moesim.memory import MemoryPlan
 from moesim.policies.registry import EVICTIONS, Eviction, Predictor, ScoreSource, WindowRule
 from moesim.policies.rules import Rules
 from moesim.scenario import Scenario
 from moesim.seeding import generators
 from moesim.specs import DeviceSpec, ModelSpec, load_device, load_model
 from moesim.trace import TraceMeta, TraceReader
+from moesim.workload.capacity import per_layer, settle_capacity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +42,8 @@ class Resolved:
         Slots of each layer; with a global pool, its experts.
     pool_bytes : int
         -1 for per-layer slots.
+    memory : MemoryPlan or None
+        How the device's memory is split, where the scenario has a ``[memory]`` table.
     is_hash : uint8[L]
         1 for hash-routed layers.
     rules : Rules
@@ -63,6 +67,7 @@ class Resolved:
     expert_bytes: npt.NDArray[np.int64]
     capacity: npt.NDArray[np.int64]
     pool_bytes: int
+    memory: MemoryPlan | None
     is_hash: npt.NDArray[np.uint8]
     rules: Rules
     link: LinkCosts
@@ -92,6 +97,7 @@ class Resolved:
             "scope": scenario.cache.scope,
             "slots": capacity[0] if len(capacity) == 1 else [int(slots) for slots in self.capacity],
             "pool_bytes": self.pool_bytes if self.pool_bytes >= 0 else None,
+            "memory_plan": self.memory.as_dict() if self.memory is not None else None,
             "expert_bytes": sorted({int(n_bytes) for n_bytes in self.expert_bytes}),
             "warm_start": scenario.cache.warm_start,
             "score_source": scenario.score_source,
@@ -172,7 +178,7 @@ def _expert_bytes(scenario: Scenario, model: ModelSpec | None, reader: TraceRead
     n_layers = reader.meta.model.n_layers
     stated = scenario.overrides.expert_bytes
     if stated is not None:
-        return _per_layer(stated, n_layers, "overrides.expert_bytes")
+        return per_layer(stated, n_layers, "overrides.expert_bytes")
     if model is not None:
         return np.array(model.expert_bytes, np.int64)
     if reader.meta.expert_bytes is not None:
@@ -181,43 +187,6 @@ def _expert_bytes(scenario: Scenario, model: ModelSpec | None, reader: TraceRead
         f"overrides.expert_bytes is missing: model = 'trace', and trace {reader.path} does not state the size of an "
         "expert; name a model or set overrides.expert_bytes"
     )
-
-
-def _per_layer(value: int | tuple[int, ...], n_layers: int, setting: str) -> npt.NDArray[np.int64]:
-    """Spread one number over all layers, or check a list's length."""
-    if isinstance(value, tuple):
-        if len(value) != n_layers:
-            raise ConfigError(f"{setting} lists {len(value)} values for {n_layers} MoE layers; give one, or {n_layers}")
-        return np.array(value, np.int64)
-    return np.full(n_layers, value, np.int64)
-
-
-def _capacity(
-    scenario: Scenario, n_experts: npt.NDArray[np.int64], expert_bytes: npt.NDArray[np.int64], notes: list[str]
-) -> npt.NDArray[np.int64]:
-    """Slots of each layer, never more than the layer has experts."""
-    cache = scenario.cache
-    if cache.scope == "global":
-        return n_experts.copy()
-    if cache.slots == "auto":
-        if cache.budget is None:
-            raise ConfigError(
-                "cache.slots = 'auto' needs a memory figure: set cache.budget, e.g. '48 GB', or set cache.slots"
-            )
-        n_slots = int(cache.budget // int(expert_bytes.sum()))
-        if n_slots == 0:
-            raise ConfigError(
-                f"cache.slots = 'auto' comes to 0 slots: cache.budget {cache.budget} bytes is below one slot in every "
-                f"layer ({int(expert_bytes.sum())} bytes); raise it, or set cache.slots = 0 to stream on purpose"
-            )
-        notes.append(f"slots = auto: {n_slots} per layer from a budget of {cache.budget} bytes")
-        capacity = np.full(len(n_experts), n_slots, np.int64)
-    else:
-        capacity = _per_layer(cache.slots, len(n_experts), "cache.slots")
-    unused = capacity - np.minimum(capacity, n_experts)
-    if unused.any():
-        notes.append(f"slots clamped to the layer's experts: {int(unused.sum())} slots unused")
-    return np.minimum(capacity, n_experts)
 
 
 def _check_substitution(scenario: Scenario, reader: TraceReader) -> None:
@@ -291,7 +260,7 @@ def _rules(scenario: Scenario, reader: TraceReader) -> tuple[Rules, bool]:
 def _stated_durations(scenario: Scenario, n_layers: int) -> dict[str, npt.NDArray[np.int64]]:
     """Durations of each layer that the scenario states."""
     return {
-        name: _per_layer(value, n_layers, f"compute.{name}")
+        name: per_layer(value, n_layers, f"compute.{name}")
         for name in PER_LAYER
         if (value := getattr(scenario.compute, name)) is not None
     }
@@ -323,14 +292,15 @@ def resolve(scenario: Scenario, reader: TraceReader | None = None) -> Resolved:
     if (expert_bytes <= 0).any():
         raise ConfigError(f"overrides.expert_bytes: an expert has {int(expert_bytes.min())} bytes; allowed: 1 and more")
     notes: list[str] = []
-    capacity = _capacity(scenario, n_experts, expert_bytes, notes)
+    top_k = np.array(shape.top_k, np.int64)
+    capacity = settle_capacity(scenario, model, device, n_experts, top_k, expert_bytes)
+    notes.extend(capacity.notes)
     if scenario.cache.scope == "global" and scenario.prefill.mode == "auto":
         raise ConfigError(
             "prefill.mode = 'auto' compares the prompt with slots per layer, which cache.scope = 'global' has not: "
             "set prefill.mode to 'staging', 'selective' or 'skip'"
         )
-    pool_bytes = scenario.cache.pool if scenario.cache.scope == "global" and scenario.cache.pool is not None else -1
-    if 0 <= pool_bytes < int((np.array(shape.top_k) * expert_bytes).sum()):
+    if 0 <= capacity.pool_bytes < int((top_k * expert_bytes).sum()):
         notes.append("pool is smaller than one token's experts over all layers: a global LRU then never hits")
     rules, reads_future = _rules(scenario, reader)
     if scenario.score_source == "topk":
@@ -356,10 +326,11 @@ def resolve(scenario: Scenario, reader: TraceReader | None = None) -> Resolved:
         model=model,
         device=device,
         n_experts=n_experts,
-        top_k=np.array(shape.top_k, np.int64),
+        top_k=top_k,
         expert_bytes=expert_bytes,
-        capacity=capacity,
-        pool_bytes=pool_bytes,
+        capacity=capacity.slots,
+        pool_bytes=capacity.pool_bytes,
+        memory=capacity.plan,
         is_hash=is_hash,
         rules=rules,
         link=link,
