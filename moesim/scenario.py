@@ -24,9 +24,9 @@ from moesim.settings import (
     ModelOverrides,
     PrefetchSettings,
     PrefillSettings,
-    SubstitutionSettings,
     RequestFilter,
     Settings,
+    SubstitutionSettings,
 )
 from moesim.settings_problems import check_plain, first_problem
 

@@ -1,5 +1,6 @@
 """What a table must say beside its numbers: which mean, which start, whose device, what is wrong."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -110,8 +111,24 @@ def _run_notes(entries: Sequence[Entry]) -> Iterable[tuple[str, str]]:
             yield item.name, f"one output token, so no TPOT: request {_shortened(metrics.single_token_requests)}"
         if metrics.link.clamped:
             yield item.name, f"link use cut to 100 %: {metrics.link.clamped}"
+        yield from ((item.name, text) for text in _substitution_notes(item))
         for note in item.result.info.get("notes") or ():
             yield item.name, str(note)
+
+
+def _substitution_notes(item: Entry) -> Iterable[str]:
+    """Say what substitution served and gave up, and that the model's reaction to it is left out."""
+    decode, requests = item.metrics.decode, item.result.requests
+    if item.result.info.get("substitution_alpha") is None or decode.availability is None:
+        return
+    share = requests["stand_in_weight_frac"].mean()
+    mean_gap = requests["score_given_up"].sum() / max(1, decode.n_substituted)
+    weight = "an unknown share" if math.isnan(share) else f"{100 * share:.2f} %"
+    yield (
+        f"substitution within {item.result.info['substitution_alpha']} ({item.result.info.get('score_kind')}): "
+        f"availability {100 * decode.availability:.2f} %, stand-ins serve {weight} of the routing weight, "
+        f"mean score given up {mean_gap:.4f}; first order only, the changed outputs would change later routing"
+    )
 
 
 def _identical_notes(entries: Sequence[Entry]) -> Iterable[str]:

@@ -49,7 +49,9 @@ def check_against_oracle(inp: OracleInput, backend: str) -> None:
     found = differences(result.layer_steps, expected.rows, "layer_steps")
     found += differences(result.copies, expected.copies, "copies")
     found += differences(result.steps, expected.steps, "steps")
-    found += differences(result.requests.drop(columns=["domain", "stand_in_weight_frac", "score_given_up"]), requests, "requests")
+    found += differences(
+        result.requests.drop(columns=["domain", "stand_in_weight_frac", "score_given_up"]), requests, "requests"
+    )
     assert not found, "\n".join(found)
 
 
