@@ -81,12 +81,27 @@ class Scenario(Settings):
         if isinstance(fields.get("link", {}).get("bandwidth"), int):
             fields["link"]["bandwidth"] = f"{fields['link']['bandwidth']} B/s"
         for key, value in settings.items():
-            _put(fields, key, value)
+            put_setting(fields, key, value)
         return build_scenario(fields, "settings")
 
 
-def _put(fields: dict[str, Any], dotted: str, value: object) -> None:
-    """Set a dotted key in nested dictionaries."""
+def put_setting(fields: dict[str, Any], dotted: str, value: object) -> None:
+    """Set a dotted key in nested dictionaries, in place; a table is laid over the table that is there.
+
+    Parameters
+    ----------
+    fields : dict
+        Nested settings as TOML gives them.
+    dotted : str
+        Name of a setting, e.g. ``cache.slots``.
+    value : object
+        What it is set to.
+
+    Raises
+    ------
+    ConfigError
+        If a part of the name before the last is a single setting.
+    """
     *groups, last = dotted.split(".")
     target = fields
     for group in groups:
@@ -96,7 +111,7 @@ def _put(fields: dict[str, Any], dotted: str, value: object) -> None:
         target = inner
     if isinstance(value, Mapping) and isinstance(target.get(last), dict):
         for key, inner_value in value.items():
-            _put(target[last], str(key), inner_value)
+            put_setting(target[last], str(key), inner_value)
     else:
         target[last] = value
 
@@ -146,8 +161,16 @@ def parse_override(text: str) -> tuple[str, object]:
     return key.strip(), parsed["value"] if parsed.keys() == {"value"} else raw.strip()
 
 
-def _rebase(fields: dict[str, Any], folder: Path) -> None:
-    """Make file paths of a scenario file relative to its own folder."""
+def rebase_paths(fields: dict[str, Any], folder: Path) -> None:
+    """Make file paths of a scenario file relative to its own folder, in place.
+
+    Parameters
+    ----------
+    fields : dict
+        Nested settings as TOML gives them.
+    folder : Path
+        Folder of the file that they were read from.
+    """
     for key in ("trace", "model", "device"):
         text = fields.get(key)
         if isinstance(text, str) and (key == "trace" or "/" in text or text.endswith((".toml", ".json"))):
@@ -180,7 +203,7 @@ def load_scenarios(path: Path, overrides: Mapping[str, object] | None = None) ->
         raise ConfigError(f"scenario {path}: cannot be read ({error.strerror}); give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"scenario {path}: not TOML: {error}") from None
-    _rebase(fields, path.parent)
+    rebase_paths(fields, path.parent)
     variants = fields.pop("variants", None)
     if variants is None:
         variants = [{}]
@@ -188,7 +211,7 @@ def load_scenarios(path: Path, overrides: Mapping[str, object] | None = None) ->
     if not isinstance(variants, list) or not variants or not all(isinstance(variant, dict) for variant in variants):
         raise ConfigError(f"scenario {path}: variants must be written as [[variants]] tables")
     for variant in variants:
-        _rebase(variant, path.parent)
+        rebase_paths(variant, path.parent)
     scenarios = tuple(_expand(fields, variants, overrides or {}, str(path)))
     names = [scenario.name for scenario in scenarios]
     if len(set(names)) != len(names):
@@ -203,9 +226,9 @@ def _expand(
     for variant in variants:
         merged = json.loads(json.dumps(fields))
         for key, value in variant.items():
-            _put(merged, key, value)
+            put_setting(merged, key, value)
         for key, value in overrides.items():
-            _put(merged, key, value)
+            put_setting(merged, key, value)
         yield build_scenario(merged, source)
 
 

@@ -75,6 +75,9 @@ def _cache_text(info: Mapping[str, Any]) -> str:
     else:
         size = f"{slots} slots per layer"
     start = info.get("warm_start")
+    profile = info.get("warm_profile")
+    if profile:
+        return f"{size}, warm start from {profile['file']} (domain {profile['domain']}, by {profile['ranked_by']})"
     return f"{size}, {_START_TEXT.get(start, start)}" if start else size
 
 

@@ -12,15 +12,17 @@ import numpy.typing as npt
 from moesim.cache.history import History, empty_history
 from moesim.cache.kernels import NEVER
 from moesim.cache.lookups import Lookups, build_lookups, fill_next_events
-from moesim.cache.slots import Slots, empty_slots, place
+from moesim.cache.slots import Slots, empty_slots
 from moesim.errors import TraceFormatError, UnsupportedScenarioError
 from moesim.policies.registry import Predictor, ScoreSource
 from moesim.policies.rules import Costs, Passes
+from moesim.policies.warmstart import fill_slots
 from moesim.trace import RequestTrace
 from moesim.workload.durations import Durations
 from moesim.workload.request import Plan, PreparedRequest, RequestEvents
 from moesim.workload.resolve import Resolved
 from moesim.workload.source import chosen_requests
+from moesim.workload.warmstart import with_warm_start
 
 _NO_FLOATS = np.zeros((0, 0, 0), np.float32)
 _NO_COUNTS = np.zeros((0, 0, 0), np.int32)
@@ -47,10 +49,10 @@ class Workload:
     def __init__(
         self, resolved: Resolved, source: Callable[[tuple[str, ...]], Iterator[RequestTrace]] | None = None
     ) -> None:
-        self.resolved = resolved
+        self.numbers = chosen_requests(resolved)
+        self.resolved = resolved = with_warm_start(resolved, self.numbers)
         self._source = source if source is not None else self._stream
         self._durations = Durations(resolved)
-        self.numbers = chosen_requests(resolved)
         self.columns = self._needed_columns()
         self._future: list[npt.NDArray[np.int64]] | None = None
         self._first_use: npt.NDArray[np.int64] | None = None
@@ -103,16 +105,8 @@ class Workload:
         resolved = self.resolved
         capacity = resolved.capacity if capacity is None else capacity
         slots = empty_slots(capacity, resolved.n_experts, resolved.expert_bytes, resolved.pool_bytes)
-        if resolved.scenario.cache.warm_start == "empty":
-            return slots
-        for expert in range(int(resolved.n_experts.max())):
-            for layer in range(resolved.n_layers):
-                if expert >= resolved.n_experts[layer]:
-                    continue
-                if 0 <= resolved.pool_bytes < slots.pool[1] + slots.expert_bytes[layer]:
-                    return slots
-                if slots.n_resident[layer] < slots.capacity[layer]:
-                    place(slots, layer, expert)
+        if resolved.warm is not None:
+            fill_slots(slots, resolved.warm.ranking)
         return slots
 
     def new_history(self) -> History:

@@ -20,6 +20,7 @@ from moesim.seeding import generators
 from moesim.specs import DeviceSpec, ModelSpec, load_device, load_model
 from moesim.trace import TraceMeta, TraceReader
 from moesim.workload.capacity import per_layer, settle_capacity
+from moesim.workload.warmstart import WarmStart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +57,8 @@ class Resolved:
         The eviction policy looks ahead.
     notes : tuple of str
         What was clamped or assumed, printed with every result.
+    warm : WarmStart or None
+        What the slots hold at the start; known once the run's requests are, see `Workload`.
     """
 
     scenario: Scenario
@@ -74,6 +77,7 @@ class Resolved:
     compute: ComputeCosts
     reads_future: bool
     notes: tuple[str, ...]
+    warm: WarmStart | None = None
 
     @property
     def n_layers(self) -> int:
@@ -100,6 +104,7 @@ class Resolved:
             "memory_plan": self.memory.as_dict() if self.memory is not None else None,
             "expert_bytes": sorted({int(n_bytes) for n_bytes in self.expert_bytes}),
             "warm_start": scenario.cache.warm_start,
+            "warm_profile": self.warm.info if self.warm is not None else None,
             "score_source": scenario.score_source,
             "substitution_alpha": _plain(scenario.substitution.alpha),
             "score_kind": self.reader.meta.score_kind,

@@ -1,0 +1,91 @@
+"""The command line's entry: commands that load when one is asked for, and one way to fail."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from moesim.errors import ConfigError, MoesimError
+
+EXIT_OK = 0
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+# Loading torch takes seconds, so each command is imported when it is run: name to "module:function".
+COMMANDS = {
+    "record": ("profiler.cli.record:record", "Record a model's routers into a trace."),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Name the commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Give one command, None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        try:
+            one.command(cmd_name, help=COMMANDS[cmd_name][1])(getattr(importlib.import_module(module), function))
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in {"moesim", "profiler"}:
+                raise
+            raise ConfigError(
+                f"{cmd_name} needs the package {error.name!r}, which is not installed: pip install 'moesim[device]'"
+            ) from None
+        return typer.main.get_command(one)
+
+
+app = typer.Typer(
+    name="moesim-profiler",
+    cls=_LazyGroup,
+    help="Record and measure Mixture-of-Experts models on a device.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Record and measure Mixture-of-Experts models on a device."""
+
+
+def _fail(message: str) -> int:
+    """Write one line to standard error and give the exit code."""
+    print("moesim-profiler: error: " + " ".join(message.split()), file=sys.stderr)
+    return EXIT_ERROR
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Instead of the process's own.
+
+    Returns
+    -------
+    int
+        0 when all went well, 2 after an error of the user's input (one line on standard error), 130 after Ctrl-C.
+    """
+    try:
+        app(None if arguments is None else list(arguments), prog_name="moesim-profiler")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except MoesimError as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    return EXIT_OK
