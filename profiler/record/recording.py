@@ -345,11 +345,10 @@ def most_tokens(request: Request) -> int:
 
 def expert_bytes(site: Site, n_experts: int) -> int:
     """Count the bytes of one expert's weights: its share of every stacked parameter of the experts module."""
-    if site.adapter.name == "sorted by expert":
-        tensors = [*site.block.input_linear.parameters(), *site.block.output_linear.parameters()]  # type: ignore[union-attr, operator]
-    else:
-        tensors = list(site.experts.parameters())
-    total = sum(tensor.nbytes // (tensor.shape[0] if tensor.dim() == 3 else n_experts) for tensor in tensors)
+    is_split = site.adapter.name == "sorted by expert"
+    parts = (site.block.get_submodule("input_linear"), site.block.get_submodule("output_linear")) if is_split else ()
+    tensors = [tensor for module in parts or (site.experts,) for tensor in module.parameters()]
+    total: int = sum(tensor.nbytes // (tensor.shape[0] if tensor.dim() == 3 else n_experts) for tensor in tensors)
     return max(1, total)
 
 

@@ -10,15 +10,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moesim.errors import TraceFormatError, UnsupportedScenarioError  # noqa: E402
-from moesim.trace.stats import expert_counts  # noqa: E402
-from profiler.record.prompts import Request  # noqa: E402
-from profiler.record.recording import prepare, record  # noqa: E402
-from profiler.record.rows import RowMaker  # noqa: E402
-from profiler.record.settings import RecordSettings  # noqa: E402
-from profiler.record.tap import Step  # noqa: E402
-from profiler.routers.sites import Generic, Selection  # noqa: E402
-from tests.profiler.recording_helpers import (  # noqa: E402
+from moesim.errors import TraceFormatError, UnsupportedScenarioError
+from moesim.trace.stats import expert_counts
+from profiler.record.prompts import Request
+from profiler.record.recording import prepare, record
+from profiler.record.rows import RowMaker
+from profiler.record.settings import RecordSettings
+from profiler.record.tap import Step
+from profiler.routers.sites import Generic, Selection
+from tests.profiler.recording_helpers import (
     PROMPTS,
     assert_equal,
     record_batches,
@@ -27,7 +27,7 @@ from tests.profiler.recording_helpers import (  # noqa: E402
     save_config,
     save_prompts,
 )
-from tests.profiler.tiny_families import tiny_model  # noqa: E402
+from tests.profiler.tiny_families import tiny_model
 
 
 def test_c01_padding_leaves_no_row(tmp_path: Path) -> None:

@@ -16,16 +16,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moesim.cli.main import run as run_moesim  # noqa: E402
-from moesim.errors import ConfigError, TraceFormatError  # noqa: E402
-from moesim.trace import TraceReader  # noqa: E402
-from moesim.trace.manifest import MANIFEST, read_manifest  # noqa: E402
-from moesim.trace.stats import lag_overlap, lookahead_recall  # noqa: E402
-from moesim.trace.validate import validate_trace  # noqa: E402
-from profiler.cli.main import run  # noqa: E402
-from profiler.record.recording import record  # noqa: E402
-from profiler.record.settings import RecordSettings  # noqa: E402
-from tests.profiler.recording_helpers import assert_equal, requests_of, save_config, save_prompts  # noqa: E402
+from moesim.cli.main import run as run_moesim
+from moesim.errors import ConfigError, TraceFormatError
+from moesim.trace import TraceReader
+from moesim.trace.manifest import MANIFEST, read_manifest
+from moesim.trace.stats import lag_overlap, lookahead_recall
+from moesim.trace.validate import validate_trace
+from profiler.cli.main import run
+from profiler.record.recording import record
+from profiler.record.settings import RecordSettings
+from tests.profiler.recording_helpers import assert_equal, requests_of, save_config, save_prompts
 
 ROOT = Path(__file__).parent.parent.parent
 TINY_MOE = ROOT / "tests" / "data" / "tiny_moe"
