@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from moesim import __version__
-from moesim.cli import catalog, replay
+from moesim.cli import catalog, plan, profile, replay
 from moesim.errors import MoesimError
 
 EXIT_OK = 0
@@ -50,6 +50,8 @@ app.command("models")(catalog.models)
 app.command("devices")(catalog.devices)
 app.command("policies")(catalog.policies)
 app.command("show")(catalog.show)
+app.command("plan")(plan.plan)
+app.command("profile")(profile.profile)
 app.add_typer(
     typer.Typer(cls=_TraceGroup, no_args_is_help=True, help="Look at, check, synthesise and import router traces."),
     name="trace",
