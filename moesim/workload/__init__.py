@@ -5,6 +5,7 @@ from moesim.workload.report import request_rows
 from moesim.workload.request import PreparedRequest, RequestEvents
 from moesim.workload.resolve import Resolved, resolve
 from moesim.workload.source import DecodedTrace, chosen_requests
+from moesim.workload.untimed import untimed_scenario
 
 __all__ = [
     "DecodedTrace",
@@ -15,4 +16,5 @@ __all__ = [
     "chosen_requests",
     "request_rows",
     "resolve",
+    "untimed_scenario",
 ]
