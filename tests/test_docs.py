@@ -233,6 +233,14 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert captured.err == ""
 
 
+def test_help_keeps_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables and defaults, which are written in brackets, appear in help texts."""
+    assert run(["plan", "--help"]) == 0
+    assert "[memory]" in capsys.readouterr().out
+    assert run(["replay", "--help"]) == 0
+    assert "[default: plots]" in capsys.readouterr().out
+
+
 def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     """`moesim --version` names the version of pyproject.toml."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]

@@ -17,7 +17,9 @@ from moesim.trace.stats import expert_counts, gini, lag_overlap
 from moesim.trace.synth import SynthSettings, synthesize
 from moesim.trace.validate import Report, validate_trace
 
-trace_app = typer.Typer(help="Look at, check, synthesise and import router traces.", no_args_is_help=True)
+trace_app = typer.Typer(
+    help="Look at, check, synthesise and import router traces.", no_args_is_help=True, rich_markup_mode=None
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 TracePath = Annotated[Path, typer.Argument(help="Trace file, or a folder of shards.")]
