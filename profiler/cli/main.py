@@ -17,11 +17,19 @@ EXIT_INTERRUPTED = 130
 # Loading torch takes seconds, so each command is imported when it is run: name to "module:function".
 COMMANDS = {
     "record": ("profiler.cli.record:record", "Record a model's routers into a trace."),
+    "calibrate": ("profiler.cli.calibrate:calibrate", "Measure a device into a file that moesim reads."),
 }
 
 
 class _LazyGroup(TyperGroup):
-    """Commands that are imported when they are asked for."""
+    """Commands that are imported when they are run; a list of all of them, as in ``--help``, imports none."""
+
+    _wanted: str | None = None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Note which command is to be run, then find it."""
+        self._wanted = args[0] if args else None
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Name the commands."""
@@ -31,17 +39,27 @@ class _LazyGroup(TyperGroup):
         """Give one command, None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        place, help_text = COMMANDS[cmd_name]
         one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        try:
-            one.command(cmd_name, help=COMMANDS[cmd_name][1])(getattr(importlib.import_module(module), function))
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] in {"moesim", "profiler"}:
-                raise
-            raise ConfigError(
-                f"{cmd_name} needs the package {error.name!r}, which is not installed: pip install 'moesim[device]'"
-            ) from None
+        one.command(cmd_name, help=help_text)(_load(cmd_name, place) if cmd_name == self._wanted else _unloaded)
         return typer.main.get_command(one)
+
+
+def _unloaded() -> None:
+    """Stand for a command that is only listed."""
+
+
+def _load(name: str, place: str) -> Any:
+    """Import a command's function."""
+    module, _, function = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"moesim", "profiler"}:
+            raise
+        raise ConfigError(
+            f"{name} needs the package {error.name!r}, which is not installed: pip install 'moesim[device]'"
+        ) from None
 
 
 app = typer.Typer(

@@ -306,7 +306,6 @@ def record(
         If a setting is wrong, the model is not understood, or a forward pass did not do what it should; shards that
         were complete before stay readable.
     """
-    torch.use_deterministic_algorithms(False)
     recorder, requests = prepare(settings)
     folder = ShardFolder(settings.out, _digest(recorder, requests), len(requests), resume=resume)
     groups = shards_of(requests, settings.batch, settings.shard_requests)
@@ -362,7 +361,7 @@ def library_versions() -> str:
 def _digest(recorder: Recorder, requests: Sequence[Request]) -> str:
     prompts = hashlib.sha256(repr([(entry.tokens, entry.new_tokens, entry.domain) for entry in requests]).encode())
     return recorder.settings.digest(
-        recorder.loaded.fingerprint, prompts.hexdigest(), recorder.loaded.name, library_versions(), __version__
+        recorder.loaded.fingerprint, prompts.hexdigest(), recorder.meta().config_hash(), library_versions(), __version__
     )
 
 

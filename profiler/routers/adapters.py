@@ -54,7 +54,10 @@ class SkipExpert(Generic):
 
 
 class SortedByExpert(Generic):
-    """JetMoe: experts get rows sorted by expert; the router says how many belong to each and whose they are."""
+    """JetMoe: experts get rows sorted by expert; the router says how many belong to each and whose they are.
+
+    Its attention is a mixture too, with a router of its own; those are no experts of an MoE layer and are left out.
+    """
 
     name = "sorted by expert"
 
