@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from moesim import __version__
-from moesim.cli import catalog, plan, profile, replay
+from moesim.cli import allocate, catalog, plan, profile, replay
 from moesim.errors import MoesimError
 
 EXIT_OK = 0
@@ -54,6 +54,7 @@ app.command("policies")(catalog.policies)
 app.command("show")(catalog.show)
 app.command("plan")(plan.plan)
 app.command("profile")(profile.profile)
+app.command("allocate")(allocate.allocate)
 app.add_typer(
     typer.Typer(
         cls=_TraceGroup,
