@@ -76,8 +76,7 @@ def test_paths_in_documents_exist() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         places = set(re.findall(r"\]\(([^):#]+)\)", text))
         places |= set(re.findall(r"`((?:moesim|tests|traces|experiments|docs)/[\w./-]*)`", text))
-        optional = {"tests/golden/"}
-        missing = [place for place in places - optional if not (ROOT / place).exists() and "/<" not in place]
+        missing = [place for place in places if not (ROOT / place).exists() and "/<" not in place]
         assert missing == [], name
 
 
