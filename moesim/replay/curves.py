@@ -118,9 +118,10 @@ def _fill_stacks(workload: Workload, progress: Progress | None) -> Stacks:
     resolved = workload.resolved
     n_experts = int(resolved.n_experts.max())
     stacks = empty_stacks(resolved.n_layers, n_experts)
-    if resolved.scenario.cache.warm_start == "lowest_id":
-        stacks.expert[:] = np.arange(n_experts)
-        stacks.n_stacked[:] = resolved.n_experts
+    if resolved.warm is not None:
+        for layer, experts in enumerate(resolved.warm.ranking):
+            stacks.expert[layer, : len(experts)] = experts
+            stacks.n_stacked[layer] = len(experts)
     n_requests = len(workload.numbers)
     if resolved.rules.eviction == Eviction.LRU:
         clock = np.zeros(1, np.int64)

@@ -1,7 +1,5 @@
 """Curves over cache sizes equal the replays of single sizes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings

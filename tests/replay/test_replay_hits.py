@@ -86,5 +86,5 @@ def test_prefetch_is_refused() -> None:
     """A scenario that prefetches is refused by name, since only a clock tells hits from late copies."""
     fields = {"predictor": "coupling", "rule": "fixed"}
     workload = Workload(resolve(scenario(8, "lru", prefetch=fields)))
-    with pytest.raises(UnsupportedScenarioError, match="prefetch.predictor = 'coupling'"):
+    with pytest.raises(UnsupportedScenarioError, match=r"prefetch\.predictor = 'coupling'"):
         count_hits(workload)
