@@ -41,7 +41,11 @@ def decision_key(scenario: Scenario) -> str | None:
     reads_durations = scenario.prefetch.kind != Predictor.NONE and scenario.prefetch.rule != "fixed"
     if reads_durations or scenario.link.cancel_unstarted:
         return None
-    fields = scenario.model_dump(mode="json", exclude={"name", "backend", "device", "link", "compute"})
+    excluded = {"name", "backend", "link", "compute"}
+    if scenario.memory is None:
+        # A memory plan reads the device's size, and may settle the slots by it.
+        excluded.add("device")
+    fields = scenario.model_dump(mode="json", exclude=excluded)
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
