@@ -3,16 +3,20 @@
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
+from moesim import __version__
 from moesim.errors import ConfigError, MoesimError
 
 EXIT_OK = 0
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+# Typer exports one of its errors by name; what that derives from is also raised for unknown commands and options.
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 # Loading torch takes seconds, so each command is imported when it is run: name to "module:function".
 COMMANDS = {
@@ -40,7 +44,7 @@ class _LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         place, help_text = COMMANDS[cmd_name]
-        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         one.command(cmd_name, help=help_text)(_load(cmd_name, place) if cmd_name == self._wanted else _unloaded)
         return typer.main.get_command(one)
 
@@ -69,11 +73,23 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
+def _print_version(value: bool) -> None:
+    """Answer ``--version`` before anything else."""
+    if value:
+        typer.echo(f"moesim-profiler {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Record and measure Mixture-of-Experts models on a device."""
 
 
@@ -81,6 +97,17 @@ def _fail(message: str) -> int:
     """Write one line to standard error and give the exit code."""
     print("moesim-profiler: error: " + " ".join(message.split()), file=sys.stderr)
     return EXIT_ERROR
+
+
+def _usage_failure(error: Any) -> int:
+    """Say in one line what is wrong with the words of a call, and where its help is."""
+    message = error.format_message()
+    if "\n" in message:
+        # A call without a command answers with the help.
+        print(message)
+        return EXIT_ERROR
+    command = error.ctx.command_path if error.ctx is not None else "moesim-profiler"
+    return _fail(f"{message.rstrip('.')}; see '{command} --help'")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +124,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         0 when all went well, 2 after an error of the user's input (one line on standard error), 130 after Ctrl-C.
     """
     try:
-        app(None if arguments is None else list(arguments), prog_name="moesim-profiler")
+        words = None if arguments is None else list(arguments)
+        code = app(words, prog_name="moesim-profiler", standalone_mode=False)
+    except _UsageError as error:
+        return _usage_failure(error)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_ERROR
     except KeyboardInterrupt:
@@ -106,4 +136,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-    return EXIT_OK
+    return code if isinstance(code, int) else EXIT_OK

@@ -121,4 +121,16 @@ def test_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setitem(cli.COMMANDS, "record", ("no_such_library.module:function", "Needs it."))
     assert cli.run(["record"]) == 2
     assert "needs the package 'no_such_library'" in capsys.readouterr().err
-    assert cli.run(["rekord"]) == 2
+
+
+@pytest.mark.parametrize(
+    "words", [["rekord"], ["record"], ["record", "m", "--bacth", "2"], ["calibrate", "--nonsense"]]
+)
+def test_wrong_words_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown command or option and a missing argument end with exit code 2 and one line."""
+    assert cli.run(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("moesim-profiler: error: ")
+    assert shown.err.count("\n") == 1
+    assert "--help'" in shown.err
