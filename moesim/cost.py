@@ -2,17 +2,18 @@
 
 Every duration is the larger of two times: bytes over the memory bandwidth that kernels reach, and operations over the
 compute rate that kernels reach (the roofline of Williams, Waterman and Patterson, 2009). It is rounded to nanoseconds
-once, here. A stated duration replaces the derived one.
+once, here. A time that the device file holds as measured for the model replaces the derived one, and a stated duration
+replaces both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from moesim.errors import ConfigError
-from moesim.specs import DeviceSpec, ModelSpec
+from moesim.specs import DeviceSpec, MeasuredCompute, ModelSpec
 from moesim.units import NS_PER_S, round_ns
 
 PER_LAYER = ("dense_ns", "attention_ns", "router_ns", "shared_ns", "expert_ns")
@@ -129,6 +130,22 @@ class ComputeCosts:
             )
         return self.model
 
+    @property
+    def measured(self) -> MeasuredCompute | None:
+        """Times that the device file holds for this model, by the model's name."""
+        return self.device.measured_compute(self.model.name) if self.model is not None else None
+
+    def _measured_ns(
+        self, part: str, layer: int, shape: Callable[[ModelSpec, int], object], *counts: int
+    ) -> int | None:
+        """Measured time of a part of a layer, from the entry whose layer has the same shape; None without one."""
+        if self.model is None or self.measured is None:
+            return None
+        for entry in getattr(self.measured, part):
+            if shape(self.model, entry.layer) == shape(self.model, layer):
+                return int(entry.time_ns(*counts))
+        return None
+
     def launch_ns(self) -> int:
         """Kernel launch."""
         return self.device.kernel_launch_ns.value if self.kernel_launch_ns is None else self.kernel_launch_ns
@@ -141,6 +158,10 @@ class ComputeCosts:
         block = model.attention.index(model.attention[model_layer]) if model.attention else model_layer
         key = (block, n_tokens, n_context)
         if key not in self._attention_by_shape:
+            measured = self._measured_ns("attention", model_layer, _attention_shape, n_tokens, n_context)
+            if measured is not None:
+                self._attention_by_shape[key] = measured
+                return measured
             n_mean = n_context - n_tokens // 2
             shape = model.attention[model_layer] if model.attention else None
             n_sharing = getattr(shape, "n_heads", 1) // getattr(shape, "n_kv_heads", 1)
@@ -183,6 +204,9 @@ class ComputeCosts:
         if "router_ns" in self.stated:
             return int(self.stated["router_ns"][layer])
         model = self._known_model("router_ns")
+        measured = self._measured_ns("router", layer, _router_shape, n_tokens)
+        if measured is not None:
+            return measured
         return self._roofline_ns(model.router_bytes(layer), 2.0 * n_tokens * model.router_parameters(layer))
 
     def shared_ns(self, layer: int, n_tokens: int) -> int:
@@ -190,6 +214,9 @@ class ComputeCosts:
         if "shared_ns" in self.stated:
             return int(self.stated["shared_ns"][layer])
         model = self._known_model("shared_ns")
+        measured = self._measured_ns("shared", layer, _any_shape, n_tokens)
+        if measured is not None:
+            return measured
         n_dense = model.n_dense_mlps_in_moe_layer
         n_bytes = model.shared_expert_bytes + n_dense * model.dense_mlp_bytes
         n_parameters = model.shared_expert_parameters + n_dense * model.dense_mlp_parameters
@@ -202,6 +229,9 @@ class ComputeCosts:
         if "expert_ns" in self.stated:
             return int(self.stated["expert_ns"][layer])
         model = self._known_model("expert_ns")
+        measured = self._measured_ns("expert", layer, _expert_shape, n_tokens)
+        if measured is not None:
+            return measured
         return self._roofline_ns(expert_bytes, 2.0 * n_tokens * model.expert_parameters(layer))
 
     def output_head_ns(self, n_tokens: int, n_context: int) -> int:
@@ -212,3 +242,23 @@ class ComputeCosts:
         after = range(model.moe_layers[-1] + 1, model.n_hidden_layers)
         dense = sum(self._dense_layer_ns(index, n_tokens, n_context) for index in after)
         return dense + self._roofline_ns(model.head_bytes, 2.0 * model.head_parameters)
+
+
+def _attention_shape(model: ModelSpec, model_layer: int) -> object:
+    """Tell what decides a layer's attention time; layers beyond the model's are none."""
+    return model.attention[model_layer] if model_layer < len(model.attention) else (model.name, model_layer)
+
+
+def _router_shape(model: ModelSpec, layer: int) -> object:
+    """Tell what decides a router's time."""
+    return model.n_experts[layer] if layer < model.n_layers else None
+
+
+def _any_shape(_model: ModelSpec, _layer: int) -> object:
+    """Tell that all layers are alike: shared experts have one shape."""
+    return True
+
+
+def _expert_shape(model: ModelSpec, layer: int) -> object:
+    """Tell what decides an expert's time."""
+    return model.expert_width[layer] if layer < model.n_layers else None

@@ -191,19 +191,16 @@ class MemoryPlan:
     def _advice(self) -> str:
         """Say what would fit."""
         n_slots, context = self.n_slots_that_fit, self.context_that_fits(self.slot_bytes)
-        options = []
         if n_slots >= 1:
-            options.append(f"{n_slots} slots per layer")
+            fits = f"{n_slots} slots per layer"
         elif n_slots == 0:
             one = slots_bytes(1, self.n_experts, self.expert_bytes)
-            options.append(f"no slot; {one - self.room_bytes} bytes are missing for one per layer")
+            fits = f"no slot, as one per layer lacks {one - self.room_bytes} bytes"
         else:
-            options.append(f"not even a device without slots; {-self.room_bytes} bytes are missing for it")
+            fits = f"nothing, as even without slots {-self.room_bytes} bytes are missing"
         if context is not None:
-            options.append(f"a context of {context} tokens beside these slots")
-        return (
-            f"what fits: {'; or '.join(options)}; or raise memory.device_bytes, or leave [memory] out to skip the check"
-        )
+            fits += f"; or a context of {context} tokens beside these slots"
+        return f"what fits: {fits}; or raise memory.device_bytes, or leave [memory] out to skip the check"
 
 
 def slots_bytes(n_slots: int, n_experts: Sequence[int], expert_bytes: Sequence[int]) -> int:

@@ -31,7 +31,7 @@ class Call:
 
     def run(self, module: nn.Module, hidden: Tensor) -> Any:
         """Repeat the call on another hidden state, without the module's hooks: those would record it again."""
-        hidden = hidden.reshape(self.hidden.shape)
+        hidden = hidden.reshape(self.hidden.shape).to(self.hidden.dtype)
         args, kwargs, is_open = list(self.args), dict(self.kwargs), True
         for place, value in enumerate(args):
             if is_open and isinstance(value, Tensor):
@@ -116,8 +116,8 @@ def copies(output: Any) -> tuple[tuple[int, Tensor], ...]:
 
 
 def same(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors hold the same values, whatever their shapes."""
-    return left.numel() == right.numel() and left.dtype == right.dtype and torch.equal(left.flatten(), right.flatten())
+    """Whether the left tensor in the right one's type holds the same values, whatever their shapes."""
+    return left.numel() == right.numel() and torch.equal(left.to(right.dtype).flatten(), right.flatten())
 
 
 def find_chain(seen: Sequence[Seen], sums: Sequence[Tensor], router_call: Call) -> tuple[Chain | None, str]:

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from moesim import __version__
-from moesim.cli import catalog, replay
+from moesim.cli import allocate, catalog, plan, profile, replay
 from moesim.errors import MoesimError
 
 EXIT_OK = 0
@@ -44,14 +44,24 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Rich would take names in brackets, such as the tables of a scenario, for its own marks and leave them out.
+    rich_markup_mode=None,
 )
 app.command("replay")(replay.replay)
 app.command("models")(catalog.models)
 app.command("devices")(catalog.devices)
 app.command("policies")(catalog.policies)
 app.command("show")(catalog.show)
+app.command("plan")(plan.plan)
+app.command("profile")(profile.profile)
+app.command("allocate")(allocate.allocate)
 app.add_typer(
-    typer.Typer(cls=_TraceGroup, no_args_is_help=True, help="Look at, check, synthesise and import router traces."),
+    typer.Typer(
+        cls=_TraceGroup,
+        no_args_is_help=True,
+        help="Look at, check, synthesise and import router traces.",
+        rich_markup_mode=None,
+    ),
     name="trace",
 )
 
@@ -84,8 +94,9 @@ def _fail(message: str) -> int:
 def _usage_failure(error: Any) -> int:
     """Say in one line what is wrong with the words of a call, and where its help is."""
     message = error.format_message()
-    if not message:
-        # A group without a command has answered with its help.
+    if "\n" in message:
+        # A group without a command answers with its help.
+        print(message)
         return EXIT_ERROR
     command = error.ctx.command_path if error.ctx is not None else "moesim"
     return _fail(f"{message.rstrip('.')}; see '{command} --help'")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moesim.cli.output import check_writable, emit, progress_bar
-from moesim.errors import ConfigError, MoesimError, UnknownNameError
+from moesim.errors import ConfigError, UnknownNameError
 from moesim.files import write_text
 from moesim.report import Entry, Role, bound_scenarios, entry, report_json, report_table
-from moesim.run import run_scenario
+from moesim.run import run_scenario, run_scenarios
 from moesim.scenario import Scenario, load_scenarios, parse_override, to_toml
 from moesim.timeline import write_timeline
 from moesim.timeline.placement import ExpertsOrder
@@ -119,15 +119,9 @@ def _timeline_scenario(request: Request, scenarios: Sequence[Scenario]) -> Scena
 def _run_all(scenarios: Sequence[Scenario], bounds: Sequence[Scenario]) -> list[Entry]:
     """Run everything, showing on standard error how far it is."""
     roles: list[tuple[Role, Scenario]] = [("run", item) for item in scenarios] + [("bound", item) for item in bounds]
-    entries = []
-    for role, scenario in roles:
-        try:
-            with progress_bar(scenario.name) as advance:
-                entries.append(entry(run_scenario(scenario, progress=advance), role, scenario))
-        except MoesimError as error:
-            # With several scenarios in one call a message must say which one it means.
-            raise type(error)(f"scenario {scenario.name!r}: {error}") from error
-    return entries
+    with progress_bar("replaying") as advance:
+        results = run_scenarios([scenario for _, scenario in roles], progress=advance)
+    return [entry(result, role, scenario) for result, (role, scenario) in zip(results, roles, strict=True)]
 
 
 def _folder_names(names: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from moesim.cli.output import check_writable, emit, key_values, print_error, progress_bar
+from moesim.cli.trace_stats import stats
 from moesim.errors import ConfigError
 from moesim.trace import RequestTrace, TraceMeta, TraceReader
 from moesim.trace.importers.bigmoeonedge_csv import import_bigmoeonedge_csv
@@ -17,7 +18,10 @@ from moesim.trace.stats import expert_counts, gini, lag_overlap
 from moesim.trace.synth import SynthSettings, synthesize
 from moesim.trace.validate import Report, validate_trace
 
-trace_app = typer.Typer(help="Look at, check, synthesise and import router traces.", no_args_is_help=True)
+trace_app = typer.Typer(
+    help="Look at, check, synthesise and import router traces.", no_args_is_help=True, rich_markup_mode=None
+)
+trace_app.command()(stats)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 TracePath = Annotated[Path, typer.Argument(help="Trace file, or a folder of shards.")]

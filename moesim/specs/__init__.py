@@ -8,7 +8,7 @@ from moesim.specs.attention import (
     LinearAttention,
     MambaMixer,
 )
-from moesim.specs.device import DeviceSpec, HostToDeviceLink, Quantity
+from moesim.specs.device import AttentionTimes, DeviceSpec, HostToDeviceLink, MeasuredCompute, Quantity, TimesByTokens
 from moesim.specs.families import FAMILIES, FamilyShape
 from moesim.specs.formats import ExpertFormat
 from moesim.specs.hf_config import spec_from_config
@@ -18,6 +18,7 @@ from moesim.specs.model import ModelSpec
 __all__ = [
     "FAMILIES",
     "AttentionBlock",
+    "AttentionTimes",
     "CompressedAttention",
     "DeviceSpec",
     "ExpertFormat",
@@ -27,8 +28,10 @@ __all__ = [
     "LatentAttention",
     "LinearAttention",
     "MambaMixer",
+    "MeasuredCompute",
     "ModelSpec",
     "Quantity",
+    "TimesByTokens",
     "list_devices",
     "list_models",
     "load_device",

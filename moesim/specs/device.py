@@ -1,7 +1,8 @@
 """What a device is: memory, compute and the host-to-device link, every number with its source."""
 
 from bisect import bisect_right
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import groupby, pairwise
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -96,6 +97,114 @@ class HostToDeviceLink(BaseModel):
         return stated + [(f"h2d.curve at {size} bytes", size * NS_PER_S / time_ns) for size, time_ns in points]
 
 
+class TimesByTokens(BaseModel):
+    """Measured times of one part of a layer by the tokens that it works on.
+
+    Parameters
+    ----------
+    layer : int
+        MoE layer that was measured; the times hold for every layer of the same shape.
+    points : tuple of (tokens, ns)
+        Linear between points, constant before the first, continued with the last slope.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layer: int = Field(default=0, ge=0)
+    points: Annotated[tuple[tuple[int, int], ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse points out of order."""
+        _check_rising(self.points)
+        return self
+
+    def time_ns(self, n_tokens: int) -> int:
+        """Give the time for some tokens, at least 1 ns."""
+        return max(1, round(_on_line(self.points, n_tokens)))
+
+
+class AttentionTimes(BaseModel):
+    """Measured times of one layer's attention by tokens and context.
+
+    Parameters
+    ----------
+    layer : int
+        Model layer that was measured; the times hold for every layer with the same attention.
+    points : tuple of (tokens, context, ns)
+        Tokens of the pass, tokens in the cache after it, time. Rows of equal tokens stand together. Linear in the
+        context within a row, then linear in the tokens between two rows; beyond the points as in `TimesByTokens`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layer: int = Field(default=0, ge=0)
+    points: Annotated[tuple[tuple[int, int, int], ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse points out of order, and passes that are longer than their context."""
+        for n_tokens, n_context, _ in self.points:
+            if n_context < n_tokens:
+                raise ValueError(f"points: {n_tokens} tokens need a context of at least as many, got {n_context}")
+        rows = self._rows()
+        if [n_tokens for n_tokens, _ in rows] != sorted({n_tokens for n_tokens, _ in rows}):
+            raise ValueError("points: rows of equal tokens must stand together, tokens rising")
+        for _, row in rows:
+            _check_rising(row)
+        return self
+
+    def _rows(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Group the points by tokens."""
+        return [
+            (n_tokens, [(n_context, time_ns) for _, n_context, time_ns in row])
+            for n_tokens, row in groupby(self.points, key=lambda point: point[0])
+        ]
+
+    def time_ns(self, n_tokens: int, n_context: int) -> int:
+        """Give the time of a pass, at least 1 ns."""
+        by_tokens = [(row_tokens, _on_line(row, n_context)) for row_tokens, row in self._rows()]
+        return max(1, round(_on_line(by_tokens, n_tokens)))
+
+
+class MeasuredCompute(BaseModel):
+    """Compute times of one model that were measured on a device; they replace derived ones for the model of this name.
+
+    Times belong to the shapes and the type that were measured: a scenario that overrides the bytes of an expert changes
+    its copies, not these times.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model.
+    source : str
+        How, when and with which numbers the times were measured.
+    provenance : {"measured"}
+    dtype : str
+        Type that weights and activations had.
+    attention : tuple of AttentionTimes
+    router, shared, expert : tuple of TimesByTokens
+        One entry for each shape of layer; a shape without an entry keeps its derived time. An expert's time excludes
+        its kernel launch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+    provenance: Literal["measured"] = "measured"
+    dtype: str = Field(min_length=1)
+    attention: tuple[AttentionTimes, ...] = ()
+    router: tuple[TimesByTokens, ...] = ()
+    shared: tuple[TimesByTokens, ...] = ()
+    expert: tuple[TimesByTokens, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Name the parts that were measured."""
+        return tuple(name for name in ("attention", "router", "shared", "expert") if getattr(self, name))
+
+
 class DeviceSpec(BaseModel):
     """One accelerator with its host link.
 
@@ -112,6 +221,8 @@ class DeviceSpec(BaseModel):
     kernel_launch_ns : Quantity of int
         Cost of starting a kernel.
     h2d : HostToDeviceLink
+    compute : tuple of MeasuredCompute
+        Measured compute times, by model.
     allow_unusual_bandwidth : bool
         Accept a host-to-device bandwidth outside 0.1 to 1000 GB/s.
     """
@@ -127,11 +238,15 @@ class DeviceSpec(BaseModel):
     compute_efficiency_frac: Quantity[Frac]
     kernel_launch_ns: Quantity[Nanoseconds]
     h2d: HostToDeviceLink
+    compute: tuple[MeasuredCompute, ...] = ()
     allow_unusual_bandwidth: bool = False
 
     @model_validator(mode="after")
     def _plausible(self) -> Self:
-        """Refuse bandwidths that only a wrong unit or an unsynchronised clock produces."""
+        """Refuse a model measured twice, and bandwidths of a wrong unit or an unsynchronised clock."""
+        models = [table.model for table in self.compute]
+        if len(set(models)) < len(models):
+            raise ValueError(f"compute: models are {', '.join(models)}, allowed: each once")
         if self.allow_unusual_bandwidth:
             return self
         for index, (what, rate) in enumerate(self.h2d.rates()):
@@ -142,6 +257,10 @@ class DeviceSpec(BaseModel):
                     "check the unit, or set allow_unusual_bandwidth = true"
                 )
         return self
+
+    def measured_compute(self, model: str) -> MeasuredCompute | None:
+        """Give the compute times that were measured for a model, None when there are none."""
+        return next((table for table in self.compute if table.model == model), None)
 
     def transfer_ns(self, n_bytes: int) -> int:
         """Time that a host-to-device copy takes, without launch overhead and start latency.
@@ -167,3 +286,22 @@ class DeviceSpec(BaseModel):
 def _rounded_ratio(numerator: int, denominator: int) -> int:
     """Divide non-negative integers, halves up."""
     return (2 * numerator + denominator) // (2 * denominator)
+
+
+def _check_rising(points: Sequence[tuple[int, int]]) -> None:
+    """Refuse points whose place does not rise from 1 on, or whose time falls or is below 1 ns."""
+    for (place, time_ns), (next_place, next_ns) in pairwise(((0, 1), *points)):
+        if next_place <= place or next_ns < time_ns:
+            raise ValueError(
+                f"points: {(next_place, next_ns)}: counts must rise from 1 on, times must not fall and be 1 ns at least"
+            )
+
+
+def _on_line(points: Sequence[tuple[int, float]], place: int) -> float:
+    """Read a piecewise linear curve: constant before the first point, after the last with its slope, never falling."""
+    if len(points) == 1 or place <= points[0][0]:
+        return points[0][1]
+    first = min(bisect_right(points, place, key=lambda point: point[0]), len(points) - 1) - 1
+    (left, low), (right, high) = points[first], points[first + 1]
+    slope = (high - low) / (right - left)
+    return low + slope * (place - left) if place <= right else high + max(slope, 0.0) * (place - right)

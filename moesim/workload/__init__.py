@@ -4,9 +4,11 @@ from moesim.workload.prepare import Workload
 from moesim.workload.report import request_rows
 from moesim.workload.request import PreparedRequest, RequestEvents
 from moesim.workload.resolve import Resolved, resolve
-from moesim.workload.source import DecodedTrace, chosen_requests
+from moesim.workload.source import HELD_BYTES, DecodedTrace, chosen_requests
+from moesim.workload.untimed import untimed_scenario
 
 __all__ = [
+    "HELD_BYTES",
     "DecodedTrace",
     "PreparedRequest",
     "RequestEvents",
@@ -15,4 +17,5 @@ __all__ = [
     "chosen_requests",
     "request_rows",
     "resolve",
+    "untimed_scenario",
 ]

@@ -14,14 +14,14 @@ from moesim.cache.kernels import NEVER
 from moesim.cache.lookups import Lookups, build_lookups, fill_next_events
 from moesim.cache.slots import Slots, empty_slots
 from moesim.errors import TraceFormatError, UnsupportedScenarioError
-from moesim.policies.registry import Predictor, ScoreSource
+from moesim.policies.registry import ScoreSource
 from moesim.policies.rules import Costs, Passes
 from moesim.policies.warmstart import fill_slots
 from moesim.trace import RequestTrace
 from moesim.workload.durations import Durations
 from moesim.workload.request import Plan, PreparedRequest, RequestEvents
 from moesim.workload.resolve import Resolved
-from moesim.workload.source import chosen_requests
+from moesim.workload.source import chosen_requests, needed_columns, orders_tokens, reads_lookahead
 from moesim.workload.warmstart import with_warm_start
 
 _NO_FLOATS = np.zeros((0, 0, 0), np.float32)
@@ -53,42 +53,9 @@ class Workload:
         self.resolved = resolved = with_warm_start(resolved, self.numbers)
         self._source = source if source is not None else self._stream
         self._durations = Durations(resolved)
-        self.columns = self._needed_columns()
+        self.columns = needed_columns(resolved)
         self._future: list[npt.NDArray[np.int64]] | None = None
         self._first_use: npt.NDArray[np.int64] | None = None
-
-    def _needed_columns(self) -> tuple[str, ...]:
-        """Name the optional columns that this scenario reads; wide ones only where something looks at them."""
-        rules, available = self.resolved.rules, self.resolved.reader.columns
-        columns = set()
-        if rules.score_source == ScoreSource.ALL:
-            columns.add("scores")
-        if rules.score_source == ScoreSource.TOPK:
-            columns.add("topk_weights")
-        if rules.has_substitution:
-            columns |= {"topk_weights"} & available
-        if self._reads_lookahead():
-            columns.add("lookahead")
-        if self._orders_tokens():
-            columns |= {"scores"} & available or {"topk_weights"} & available
-        return tuple(sorted(columns))
-
-    def _reads_lookahead(self) -> bool:
-        """Whether predictions, or scores of a prefetch's victims, come from the recorded lookahead."""
-        rules = self.resolved.rules
-        scores_victims = rules.score_source != ScoreSource.NONE and rules.predictor != Predictor.NONE
-        return rules.predictor == Predictor.LOOKAHEAD or (
-            scores_victims and "lookahead" in self.resolved.reader.columns
-        )
-
-    def _orders_tokens(self) -> bool:
-        """Whether demand of several tokens at once may go through the cache, so that its order counts."""
-        mode = self.resolved.scenario.prefill.mode
-        if mode in {"staging", "skip"}:
-            return False
-        longest = int((self.resolved.capacity // self.resolved.top_k).max())
-        prompts = [entry.prompt_tokens for entry in self.resolved.reader.meta.requests]
-        return mode == "selective" or any(prompt is None or prompt < longest for prompt in prompts)
 
     def _stream(self, columns: tuple[str, ...]) -> Iterator[RequestTrace]:
         """Decode the chosen requests from the file, one after the other."""
@@ -157,7 +124,7 @@ class Workload:
     def events(self) -> Iterator[RequestEvents]:
         """Give the requests' lookup events alone, for counts that read neither scores nor durations."""
         columns = tuple(column for column in self.columns if column in {"scores", "topk_weights"})
-        for trace in self._source(columns if self._orders_tokens() else ()):
+        for trace in self._source(columns if orders_tokens(self.resolved) else ()):
             plan = self._plan(trace)
             if plan is not None:
                 is_decode = plan.is_decode.astype(np.uint8)
@@ -278,7 +245,7 @@ class Workload:
         reads_weights = rules.score_source == ScoreSource.TOPK or rules.has_substitution
         if reads_weights and trace.topk_weights is not None:
             weights = _own(trace.topk_weights[first:])
-        if self._reads_lookahead() and trace.lookahead is not None:
+        if reads_lookahead(self.resolved) and trace.lookahead is not None:
             lookahead = trace.lookahead[first:].astype(np.float32)
         passes = Passes(
             pass_start=plan.pass_start,

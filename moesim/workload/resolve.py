@@ -17,7 +17,7 @@ from moesim.policies.registry import EVICTIONS, Eviction, Predictor, ScoreSource
 from moesim.policies.rules import Rules
 from moesim.scenario import Scenario
 from moesim.seeding import generators
-from moesim.specs import DeviceSpec, ModelSpec, load_device, load_model
+from moesim.specs import DeviceSpec, MeasuredCompute, ModelSpec, load_device, load_model
 from moesim.trace import TraceMeta, TraceReader
 from moesim.workload.capacity import per_layer, settle_capacity
 from moesim.workload.warmstart import WarmStart
@@ -94,7 +94,7 @@ class Resolved:
             "model": self.model.name if self.model else self.reader.meta.model.name,
             "model_source": self.model.source if self.model else "shape stated by the trace",
             "device": device.name,
-            "device_provenance": _provenance(device, scenario),
+            "device_provenance": _provenance(device, scenario, self.compute.measured),
             "backend": scenario.backend,
             "eviction": scenario.eviction.policy,
             "predictor": scenario.prefetch.predictor if scenario.prefetch.kind != Predictor.NONE else "none",
@@ -119,7 +119,7 @@ def _plain(alpha: float | None) -> float | str | None:
     return str(alpha) if alpha is not None and math.isinf(alpha) else alpha
 
 
-def _provenance(device: DeviceSpec, scenario: Scenario) -> dict[str, str]:
+def _provenance(device: DeviceSpec, scenario: Scenario, measured: MeasuredCompute | None) -> dict[str, str]:
     """Say for each number of the device whether it was measured, published, assumed or stated by the scenario."""
     link, compute = scenario.link, scenario.compute
     named = {
@@ -133,6 +133,8 @@ def _provenance(device: DeviceSpec, scenario: Scenario) -> dict[str, str]:
         ),
     }
     stated = [name for name in (*PER_LAYER, "head_ns") if getattr(compute, name) is not None]
+    if measured is not None:
+        named |= {f"{part}_ns": f"measured in {measured.dtype}" for part in measured.parts}
     return named | dict.fromkeys(stated, "stated")
 
 

@@ -1,6 +1,6 @@
 """Where a run's requests come from: the file, or memory that several runs share.
 
-What belongs here: which requests, decoded how often. What does not: what is done with them.
+What belongs here: which requests, with which columns, decoded how often. What does not: what is done with them.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from moesim.errors import ConfigError
+from moesim.policies.registry import Predictor, ScoreSource
 from moesim.trace import RequestTrace, TraceReader
 from moesim.trace.schema import OPTIONAL_COLUMNS
 from moesim.workload.resolve import Resolved
@@ -55,6 +56,40 @@ def chosen_requests(resolved: Resolved) -> tuple[int, ...]:
     if not known:
         raise ConfigError(f"requests: no request of trace {resolved.reader.path} passes the filter")
     return tuple(known[: chosen.limit])
+
+
+def needed_columns(resolved: Resolved) -> tuple[str, ...]:
+    """Name the optional columns that a scenario reads; wide ones only where something looks at them."""
+    rules, available = resolved.rules, resolved.reader.columns
+    columns = set()
+    if rules.score_source == ScoreSource.ALL:
+        columns.add("scores")
+    if rules.score_source == ScoreSource.TOPK:
+        columns.add("topk_weights")
+    if rules.has_substitution:
+        columns |= {"topk_weights"} & available
+    if reads_lookahead(resolved):
+        columns.add("lookahead")
+    if orders_tokens(resolved):
+        columns |= {"scores"} & available or {"topk_weights"} & available
+    return tuple(sorted(columns))
+
+
+def reads_lookahead(resolved: Resolved) -> bool:
+    """Tell whether predictions, or scores of a prefetch's victims, come from the recorded lookahead."""
+    rules = resolved.rules
+    scores_victims = rules.score_source != ScoreSource.NONE and rules.predictor != Predictor.NONE
+    return rules.predictor == Predictor.LOOKAHEAD or (scores_victims and "lookahead" in resolved.reader.columns)
+
+
+def orders_tokens(resolved: Resolved) -> bool:
+    """Tell whether demand of several tokens at once may go through the cache, so that its order counts."""
+    mode = resolved.scenario.prefill.mode
+    if mode in {"staging", "skip"}:
+        return False
+    longest = int((resolved.capacity // resolved.top_k).max())
+    prompts = [entry.prompt_tokens for entry in resolved.reader.meta.requests]
+    return mode == "selective" or any(prompt is None or prompt < longest for prompt in prompts)
 
 
 class DecodedTrace:

@@ -3,25 +3,37 @@
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
+from moesim import __version__
 from moesim.errors import ConfigError, MoesimError
 
 EXIT_OK = 0
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+# Typer exports one of its errors by name; what that derives from is also raised for unknown commands and options.
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+
 # Loading torch takes seconds, so each command is imported when it is run: name to "module:function".
 COMMANDS = {
     "record": ("profiler.cli.record:record", "Record a model's routers into a trace."),
+    "calibrate": ("profiler.cli.calibrate:calibrate", "Measure a device into a file that moesim reads."),
 }
 
 
 class _LazyGroup(TyperGroup):
-    """Commands that are imported when they are asked for."""
+    """Commands that are imported when they are run; a list of all of them, as in ``--help``, imports none."""
+
+    _wanted: str | None = None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Note which command is to be run, then find it."""
+        self._wanted = args[0] if args else None
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Name the commands."""
@@ -31,17 +43,27 @@ class _LazyGroup(TyperGroup):
         """Give one command, None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, function = COMMANDS[cmd_name][0].partition(":")
-        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        try:
-            one.command(cmd_name, help=COMMANDS[cmd_name][1])(getattr(importlib.import_module(module), function))
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] in {"moesim", "profiler"}:
-                raise
-            raise ConfigError(
-                f"{cmd_name} needs the package {error.name!r}, which is not installed: pip install 'moesim[device]'"
-            ) from None
+        place, help_text = COMMANDS[cmd_name]
+        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        one.command(cmd_name, help=help_text)(_load(cmd_name, place) if cmd_name == self._wanted else _unloaded)
         return typer.main.get_command(one)
+
+
+def _unloaded() -> None:
+    """Stand for a command that is only listed."""
+
+
+def _load(name: str, place: str) -> Any:
+    """Import a command's function."""
+    module, _, function = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"moesim", "profiler"}:
+            raise
+        raise ConfigError(
+            f"{name} needs the package {error.name!r}, which is not installed: pip install 'moesim[device]'"
+        ) from None
 
 
 app = typer.Typer(
@@ -51,11 +73,23 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
+def _print_version(value: bool) -> None:
+    """Answer ``--version`` before anything else."""
+    if value:
+        typer.echo(f"moesim-profiler {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Record and measure Mixture-of-Experts models on a device."""
 
 
@@ -63,6 +97,17 @@ def _fail(message: str) -> int:
     """Write one line to standard error and give the exit code."""
     print("moesim-profiler: error: " + " ".join(message.split()), file=sys.stderr)
     return EXIT_ERROR
+
+
+def _usage_failure(error: Any) -> int:
+    """Say in one line what is wrong with the words of a call, and where its help is."""
+    message = error.format_message()
+    if "\n" in message:
+        # A call without a command answers with the help.
+        print(message)
+        return EXIT_ERROR
+    command = error.ctx.command_path if error.ctx is not None else "moesim-profiler"
+    return _fail(f"{message.rstrip('.')}; see '{command} --help'")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +124,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         0 when all went well, 2 after an error of the user's input (one line on standard error), 130 after Ctrl-C.
     """
     try:
-        app(None if arguments is None else list(arguments), prog_name="moesim-profiler")
+        words = None if arguments is None else list(arguments)
+        code = app(words, prog_name="moesim-profiler", standalone_mode=False)
+    except _UsageError as error:
+        return _usage_failure(error)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_ERROR
     except KeyboardInterrupt:
@@ -88,4 +136,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-    return EXIT_OK
+    return code if isinstance(code, int) else EXIT_OK

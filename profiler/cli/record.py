@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from moesim.cli.output import emit
+from moesim.cli.output import check_writable, emit
 from profiler.record.recording import Overhead, Recorder, Summary
 from profiler.record.recording import record as run_recording
 from profiler.record.settings import RecordSettings
@@ -80,6 +80,7 @@ def record(
         name=name,
         licence=licence,
     )
+    check_writable(out, "--out", is_folder=True)
     with Meter() as meter:
         summary = run_recording(settings, resume=resume, on_start=meter.start, on_token=meter.add)
     emit(_answer(settings, summary, meter), as_json)

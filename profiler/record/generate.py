@@ -133,29 +133,25 @@ def run_batch(model: Any, batch: Batch) -> None:
     batch : Batch
         Receives tokens, times and, where asked for, logits.
     """
-    from transformers import (  # noqa: PLC0415
-        GenerationConfig,
-        LogitsProcessor,
-        LogitsProcessorList,
-        StoppingCriteria,
-        StoppingCriteriaList,
-    )
+    import transformers  # noqa: PLC0415
 
-    class Choice(LogitsProcessor):  # type: ignore[misc]
+    library: Any = transformers
+
+    class Choice(library.LogitsProcessor):  # type: ignore[misc]
         """Leave greedy search no choice but the batch's own."""
 
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
             chosen = torch.tensor(batch.choose(scores), device=scores.device)
             return torch.full_like(scores, -torch.inf).scatter_(1, chosen[:, None], 0.0)
 
-    class Done(StoppingCriteria):  # type: ignore[misc]
+    class Done(library.StoppingCriteria):  # type: ignore[misc]
         """End when every request has its last token."""
 
         def __call__(self, input_ids: Tensor, scores: Any, **_kwargs: Any) -> Tensor:  # noqa: ARG002
             return torch.tensor(batch.is_done, device=input_ids.device)
 
     tokens, mask = batch.inputs(model.device)
-    config = GenerationConfig(
+    config = library.GenerationConfig(
         max_new_tokens=max(1, *(entry.new_tokens for entry in batch.requests)),
         do_sample=False,
         use_cache=True,
@@ -166,6 +162,6 @@ def run_batch(model: Any, batch: Batch) -> None:
             input_ids=tokens,
             attention_mask=mask,
             generation_config=config,
-            logits_processor=LogitsProcessorList([Choice()]),
-            stopping_criteria=StoppingCriteriaList([Done()]),
+            logits_processor=library.LogitsProcessorList([Choice()]),
+            stopping_criteria=library.StoppingCriteriaList([Done()]),
         )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from moesim.errors import ConfigError
 from profiler.record.settings import RecordSettings
@@ -80,9 +79,12 @@ def load(settings: RecordSettings) -> LoadedModel:
     """
     # Set before the import below: no path of the library may reach for the network.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers import GenerationConfig  # noqa: PLC0415
-    from transformers.utils import logging  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+    from transformers.utils import logging as imported  # noqa: PLC0415
 
+    # The library's type hints are incomplete.
+    library: Any = transformers
+    logging: Any = imported
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     path = settings.model
@@ -102,7 +104,7 @@ def load(settings: RecordSettings) -> LoadedModel:
     eos = own.eos_token_id if own is not None and own.eos_token_id is not None else text_config.eos_token_id
     eos_ids = frozenset(eos if isinstance(eos, list | tuple) else [] if eos is None else [eos])
     # Penalties and filters of a model's own generation settings would change what was asked for.
-    model.generation_config = GenerationConfig()
+    model.generation_config = library.GenerationConfig()
     encode, token_note = _encoder(folder if path.is_dir() else None, int(text_config.vocab_size))
     weight_note = "" if weights else f"random weights, seed {settings.seed}"
     return LoadedModel(
@@ -128,7 +130,9 @@ def read_config(path: Path) -> Any:
     ConfigError
         If the file is missing, no JSON, or of a family that the installed library does not know.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
+    from transformers.models.auto import configuration_auto  # noqa: PLC0415
+
+    known: Any = configuration_auto.CONFIG_MAPPING
 
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -137,27 +141,30 @@ def read_config(path: Path) -> Any:
     except (ValueError, OSError) as error:
         raise ConfigError(f"{path}: not a readable JSON configuration ({error})") from None
     family = values.get("model_type") if isinstance(values, dict) else None
-    if family not in CONFIG_MAPPING:
+    if family not in known:
         raise ConfigError(f"{path}: model_type {family!r} is not a family of the installed transformers library")
     try:
-        return CONFIG_MAPPING[family].from_dict(values)
+        return known[family].from_dict(values)
     except Exception as error:
         raise ConfigError(f"{path}: the library refuses this {family} configuration: {error}") from error
 
 
-def _build(config: Any, folder: Path | None, settings: RecordSettings, device: torch.device) -> nn.Module:
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+def _build(config: Any, folder: Path | None, settings: RecordSettings, device: torch.device) -> Any:
+    import transformers  # noqa: PLC0415
 
+    library: Any = transformers
     dtype: Any = "auto" if settings.dtype == "auto" else getattr(torch, settings.dtype)
     try:
         if folder is not None:
-            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True)
+            model = library.AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=dtype, local_files_only=True
+            )
             return model.to(device)
         if dtype == "auto":
             dtype = getattr(config, "dtype", None) or torch.float32
         with torch.random.fork_rng(devices=[]), device:
             torch.manual_seed(settings.seed)
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = library.AutoModelForCausalLM.from_config(config, dtype=dtype)
         std = float(getattr(config.get_text_config(), "initializer_range", None) or 0.02)
         draw_missing(model, torch.Generator().manual_seed(settings.seed), std)
         return model.to(device)

@@ -84,7 +84,7 @@ def read_prompts(
         if limit is not None and len(requests) >= limit:
             break
         where = f"{path}, line {number}"
-        entry = {"text": line} if path.suffix == ".txt" else _object(where, line)
+        entry: dict[str, Any] = {"text": line} if path.suffix == ".txt" else _object(where, line)
         tokens = tuple(entry["tokens"]) if "tokens" in entry else tuple(int(token) for token in encode(entry["text"]))
         tokens = tokens[:prompt_tokens]
         if not tokens:
@@ -108,7 +108,7 @@ def _object(where: str, line: str) -> dict[str, Any]:
     unknown = sorted(set(entry) - _FIELDS)
     if unknown:
         raise ConfigError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(sorted(_FIELDS))}")
-    checks = {
+    checks: dict[str, Callable[[Any], bool]] = {
         "text": lambda value: isinstance(value, str),
         "tokens": lambda value: isinstance(value, list) and all(type(token) is int for token in value),
         "domain": lambda value: value is None or isinstance(value, str),

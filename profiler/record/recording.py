@@ -306,7 +306,6 @@ def record(
         If a setting is wrong, the model is not understood, or a forward pass did not do what it should; shards that
         were complete before stay readable.
     """
-    torch.use_deterministic_algorithms(False)
     recorder, requests = prepare(settings)
     folder = ShardFolder(settings.out, _digest(recorder, requests), len(requests), resume=resume)
     groups = shards_of(requests, settings.batch, settings.shard_requests)
@@ -345,11 +344,10 @@ def most_tokens(request: Request) -> int:
 
 def expert_bytes(site: Site, n_experts: int) -> int:
     """Count the bytes of one expert's weights: its share of every stacked parameter of the experts module."""
-    if site.adapter.name == "sorted by expert":
-        tensors = [*site.block.input_linear.parameters(), *site.block.output_linear.parameters()]  # type: ignore[union-attr, operator]
-    else:
-        tensors = list(site.experts.parameters())
-    total = sum(tensor.nbytes // (tensor.shape[0] if tensor.dim() == 3 else n_experts) for tensor in tensors)
+    is_split = site.adapter.name == "sorted by expert"
+    parts = (site.block.get_submodule("input_linear"), site.block.get_submodule("output_linear")) if is_split else ()
+    tensors = [tensor for module in parts or (site.experts,) for tensor in module.parameters()]
+    total: int = sum(tensor.nbytes // (tensor.shape[0] if tensor.dim() == 3 else n_experts) for tensor in tensors)
     return max(1, total)
 
 
@@ -363,7 +361,7 @@ def library_versions() -> str:
 def _digest(recorder: Recorder, requests: Sequence[Request]) -> str:
     prompts = hashlib.sha256(repr([(entry.tokens, entry.new_tokens, entry.domain) for entry in requests]).encode())
     return recorder.settings.digest(
-        recorder.loaded.fingerprint, prompts.hexdigest(), recorder.loaded.name, library_versions(), __version__
+        recorder.loaded.fingerprint, prompts.hexdigest(), recorder.meta().config_hash(), library_versions(), __version__
     )
 
 

@@ -14,6 +14,7 @@ from profiler.record.tap import Step
 from profiler.routers.probe import RouterMap
 
 _NO_HIDDEN = 0x7FC0
+_NOT_FINITE = 0x7F80
 _MAX_REPEATS = 1
 
 
@@ -115,12 +116,12 @@ class RowMaker:
         ids = step.topk_ids[:, places].swapaxes(0, 1)
         weights = step.topk_weights[:, places].swapaxes(0, 1)
         scores = step.scores[:, places].swapaxes(0, 1)
-        for layer, rule in enumerate(shape.rules):
-            if not np.isfinite(scores[:, layer, : rule.n_columns]).all():
-                raise TraceFormatError(
-                    f"request {request}, forward pass {number}: a router score of layer {layer} is NaN or outside "
-                    "float16; check weights and dtype"
-                )
+        layer = self._wild_layer(scores)
+        if layer is not None:
+            raise TraceFormatError(
+                f"request {request}, forward pass {number}: a router score of layer {layer} is NaN or outside float16; "
+                "check weights and dtype"
+            )
         ids, weights = best_first(ids, weights, scores)
         width = max(shape.n_experts)
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -131,11 +132,26 @@ class RowMaker:
         if step.hidden is not None:
             hidden = step.hidden[:, places].swapaxes(0, 1).copy()
             skipped = np.arange(first, first + len(hidden)) % self.hidden_every != 0
+            if ((hidden[~skipped] & _NOT_FINITE) == _NOT_FINITE).any():
+                raise TraceFormatError(
+                    f"request {request}, forward pass {number}: a router's input is NaN or outside bfloat16; check "
+                    "weights and dtype"
+                )
             hidden[skipped] = _NO_HIDDEN
             arrays["hidden"] = hidden
         if number and not self.allow_repeats:
             self._check_repeats(row, number, (ids[0], weights[0], arrays["scores"][0]))
         return Tokens(row, first, number, step.token_id.ravel()[places].astype(np.int32), arrays)
+
+    def _wild_layer(self, scores: npt.NDArray[np.float16]) -> int | None:
+        """Give the first layer with a score that is not finite; columns past a layer's own are not looked at."""
+        wild = ~np.isfinite(scores)
+        if not wild.any():
+            return None
+        columns = np.array([rule.n_columns for rule in self.routers.rules])
+        wild &= np.arange(scores.shape[2]) < columns[:, None]
+        layers = np.flatnonzero(wild.any(axis=(0, 2)))
+        return int(layers[0]) if len(layers) else None
 
     def _check_repeats(self, row: int, number: int, now: tuple[npt.NDArray[Any], ...]) -> None:
         """Refuse a second token whose values equal the one before in every layer: then no hook has really run."""

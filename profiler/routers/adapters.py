@@ -21,6 +21,11 @@ from moesim.errors import UnsupportedScenarioError
 from profiler.routers.sites import GENERIC, Generic, Selection, Site, find_sites, layer_number
 
 
+def _number(module: nn.Module, name: str) -> int:
+    """Read a count that a module keeps as a plain attribute."""
+    return int(getattr(module, name))  # type: ignore[call-overload, unused-ignore]
+
+
 class DenseScores(Generic):
     """Llama 4: every expert runs on every token, on an input scaled by its score, which is 0 where not selected."""
 
@@ -29,7 +34,7 @@ class DenseScores(Generic):
     def select(self, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Selection:  # noqa: ARG002
         """Take the experts whose factor is not 0; the factor is what their input was multiplied by."""
         factors = output[0].reshape(-1, output[0].shape[-1])
-        weights, ids = torch.topk(factors, site.router.top_k, dim=-1)
+        weights, ids = torch.topk(factors, _number(site.router, "top_k"), dim=-1)
         return Selection(ids, weights)
 
 
@@ -41,15 +46,18 @@ class SkipExpert(Generic):
     def select(self, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Selection:
         """Give the skip its own id, the first after the experts with weights."""
         ids, weights = super().select(site, args, kwargs, output)
-        return Selection(ids.masked_fill(weights == 0, int(site.router.num_experts)), weights)
+        return Selection(ids.masked_fill(weights == 0, _number(site.router, "num_experts")), weights)
 
     def n_experts(self, site: Site, n_columns: int) -> int:  # noqa: ARG002
         """Leave the skip column out."""
-        return int(site.router.num_experts)
+        return _number(site.router, "num_experts")
 
 
 class SortedByExpert(Generic):
-    """JetMoe: experts get rows sorted by expert; the router says how many belong to each and whose they are."""
+    """JetMoe: experts get rows sorted by expert; the router says how many belong to each and whose they are.
+
+    Its attention is a mixture too, with a router of its own; those are no experts of an MoE layer and are left out.
+    """
 
     name = "sorted by expert"
 
@@ -57,7 +65,7 @@ class SortedByExpert(Generic):
         """Undo the sorting with the group sizes that the experts were given."""
         order, _, gates, _, _ = output
         sizes = args[1] if len(args) > 1 else kwargs["expert_size"]
-        k = int(site.router.top_k)
+        k = _number(site.router, "top_k")
         sizes = torch.as_tensor(sizes, device=order.device)
         expert_of_row = torch.repeat_interleave(torch.arange(len(sizes), device=order.device), sizes)
         ids = torch.empty_like(order).scatter_(0, order, expert_of_row)
@@ -127,6 +135,6 @@ def draw_missing(model: nn.Module, generator: torch.Generator, std: float = 0.02
             for table in site.router.buffers():
                 if table.dim() == 2 and not table.is_floating_point() and not bool(table.any()):
                     n_tokens, k = table.shape
-                    n_experts = int(site.router.num_experts)
+                    n_experts = _number(site.router, "num_experts")
                     order = torch.rand(n_tokens, n_experts, generator=generator).argsort(dim=1)
                     table.copy_(order[:, :k])

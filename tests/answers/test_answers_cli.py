@@ -57,6 +57,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Scenario, bool]]:
         return toy_result(scenario.name, miss_frac=frac, detail=detail, slots=scenario.cache.slots)
 
     monkeypatch.setattr(replaying, "run_scenario", fake)
+    monkeypatch.setattr(replaying, "run_scenarios", lambda many, **options: [fake(one, **options) for one in many])
     return noted
 
 
@@ -147,13 +148,13 @@ def test_c53_wall_clock_changes_nothing(
 ) -> None:
     """A host that takes its time writes the very same files."""
     invoke("replay", str(scenario_path), "--out", str(tmp_path / "fast"))
-    quick = replaying.run_scenario
+    quick = replaying.run_scenarios
 
-    def slow(*arguments: object, **options: object) -> RunResult:
+    def slow(*arguments: object, **options: object) -> list[RunResult]:
         time.sleep(0.05)
         return quick(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(replaying, "run_scenario", slow)
+    monkeypatch.setattr(replaying, "run_scenarios", slow)
     invoke("replay", str(scenario_path), "--out", str(tmp_path / "slow"))
     names = sorted(path.relative_to(tmp_path / "fast") for path in (tmp_path / "fast").rglob("*") if path.is_file())
     assert len(names) > 10
@@ -224,7 +225,7 @@ def test_c56_failures_inside_a_run(
     def fail(*_arguments: object, **_options: object) -> RunResult:
         raise raised
 
-    monkeypatch.setattr(replaying, "run_scenario", fail)
+    monkeypatch.setattr(replaying, "run_scenarios", fail)
     assert main.run(["replay", str(scenario_path)]) == code
     err = capsys.readouterr().err
     assert err.endswith(message)

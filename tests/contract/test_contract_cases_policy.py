@@ -100,12 +100,13 @@ def _keep_of_warm_slots(inp):
 def test_c30_ema_values():
     """The average moves at every event of its layer, selected or not, and in no other layer."""
     history = empty_history(2, 3, 1, window=4, has_window=False, has_pairs=False)
+    _record(history, 1, 2, decay=0.5)
     values = []
     for expert in (1, 1, 0):
         _record(history, 0, expert, decay=0.5)
         values.append(history.ema[0, 1])
     assert values == [0.5, 0.75, 0.375]
-    assert history.ema[1].tolist() == [0.0, 0.0, 0.0]
+    assert history.ema[1].tolist() == [0.0, 0.0, 0.5]
     history = empty_history(1, 3, 1, window=4, has_window=False, has_pairs=False)
     for expert in (0, 0, 2, 2, 2, 2, 2, 2, 1, 1):
         _record(history, 0, expert, decay=0.5)
@@ -154,6 +155,23 @@ def test_c32_clock(backend):
     rows = [[7], *[[step % 7] for step in range(299)], [8], [7], [5]]
     result = run_case(case(one_layer(*rows), n_experts=[9], top_k=[1], slots=[8]), backend)
     assert list(zip(column(result, "n_hits"), column(result, "n_evictions"), strict=True))[300:] == [(0, 1)] * 3
+
+
+@pytest.mark.parametrize("eviction", ["lru", "fifo"])
+def test_c32_clock_never_wraps(backend, eviction):
+    """Round and round nine experts in eight slots never hit, however often the clock has passed a power of two."""
+    rows = [[step % 9] for step in range(1100)]
+    result = run_case(case(one_layer(*rows), n_experts=[9], top_k=[1], slots=[8], eviction=eviction), backend)
+    assert sums(result, "n_hits", "n_evictions") == (0, 1092)
+
+
+def test_c32_clock_counts_beyond_32_bits():
+    """Ticks and visits of a very long run are told apart like those of a short one."""
+    history = empty_history(1, 2, 1, window=4, has_window=False, has_pairs=False)
+    history.clock[:] = history.visits[:] = 2**40
+    _record(history, 0, 0)
+    _record(history, 0, 1)
+    assert history.last_tick[0].tolist() == history.last_visit[0].tolist() == [2**40 + 1, 2**40 + 2]
 
 
 @pytest.mark.parametrize(("eviction", "n_hits"), [("lru", 0), ("belady", 2), ("belady_bypass", 2)])

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from moesim.results import RunResult
-from tests.bridge import BACKENDS, run_case
+from moesim.replay.sharing import decision_key, replay_shared
+from moesim.replay.simulation import replay
+from moesim.results import RunResult, frames_equal
+from tests.bridge import BACKENDS, run_case, scenario_of, workload_of
 from tests.oracle_input import Model, OracleCosts, OracleInput
 from tests.strategies import oracle_cases, oracle_costs
 
@@ -45,7 +47,7 @@ def decisions(result: RunResult) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 @given(pair=timing_changes())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_decisions_are_logical(backend: str, pair: tuple[OracleInput, OracleInput]) -> None:
     """Link speed, latencies, compute times, queue discipline and the order of experts change no decision."""
     one, other = pair
@@ -54,3 +56,17 @@ def test_decisions_are_logical(backend: str, pair: tuple[OracleInput, OracleInpu
     mine, theirs = decisions(run_case(one, backend)), decisions(run_case(other, backend))
     for left, right in zip(mine, theirs, strict=True):
         pd.testing.assert_frame_equal(left, right)
+
+
+@given(pair=timing_changes())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def test_decisions_are_shared(pair: tuple[OracleInput, OracleInput]) -> None:
+    """Machines that share one decision pass get the columns that each gets alone, its detail too."""
+    model = Model(pair[0])
+    assume(any(model.passes(request) for request in pair[0].requests))
+    keys = {decision_key(scenario_of(inp)) for inp in pair}
+    assert len(keys) == 1
+    assert None not in keys
+    shared = replay_shared([workload_of(inp) for inp in pair], detail=True)
+    for inp, result in zip(pair, shared, strict=True):
+        assert frames_equal(result, replay(workload_of(inp), detail=True)) == []

@@ -1,12 +1,14 @@
 """Profiles rank experts as worked out by hand, and warm starts fill slots by them on both backends."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moesim.cache.slots import check_slots, empty_slots
+from moesim.cli.main import run
 from moesim.errors import ConfigError, MoesimError, TraceFormatError, UnknownNameError
 from moesim.policies.warmstart import fill_slots
 from moesim.results import frames_equal
@@ -184,7 +186,7 @@ def inp():
 def test_both_backends_start_warm(inp, tmp_path):
     """The profile's experts hit at once, in the engine as in the replay, and cost no copy."""
     profile = _write_profile(tmp_path / "p.toml", [[3, 1, 0, 2], [0, 2, 1, 3]])
-    results = {name: run(_warm_workload(inp, profile), detail=True) for name, run in BACKENDS.items()}
+    results = {name: simulate(_warm_workload(inp, profile), detail=True) for name, simulate in BACKENDS.items()}
     assert frames_equal(results["simpy"], results["compiled"]) == []
     first = results["compiled"].layer_steps.query("step == 0")
     assert first["n_hits"].tolist() == [2, 0]
@@ -195,8 +197,11 @@ def test_identity_profile_is_lowest_id(inp, tmp_path):
     """A profile that ranks experts by id runs as the fill by lowest id does."""
     profile = _write_profile(tmp_path / "p.toml", [[0, 1, 2, 3]] * 2)
     plain = dataclasses.replace(inp, settings=dataclasses.replace(inp.settings, warm_start="lowest_id"))
-    for run in BACKENDS.values():
-        assert frames_equal(run(_warm_workload(inp, profile), detail=True), run(workload_of(plain), detail=True)) == []
+    for simulate in BACKENDS.values():
+        assert (
+            frames_equal(simulate(_warm_workload(inp, profile), detail=True), simulate(workload_of(plain), detail=True))
+            == []
+        )
 
 
 def test_short_lists_and_foreign_models_are_noted(inp, tmp_path):
@@ -292,5 +297,22 @@ def test_requests_after_the_first_find_what_is_left():
     passes = [decode(0, [[0, 1]]), decode(1, [[2, 3]])]
     inp = case(passes, n_experts=[4], top_k=[2], slots=[2], warm_start="lowest_id")
     inp = dataclasses.replace(inp, requests=[*inp.requests, OracleRequest(1, None, [decode(0, [[0, 1]])])])
-    for run in BACKENDS.values():
-        assert run(workload_of(inp)).steps["n_hits"].tolist() == [2, 0, 0]
+    for simulate in BACKENDS.values():
+        assert simulate(workload_of(inp)).steps["n_hits"].tolist() == [2, 0, 0]
+
+
+def test_profile_command(tmp_path, capsys):
+    """The command writes a profile of the requests asked for, and fails in one line."""
+    trace, out = str(_trace(tmp_path / "t.parquet")), str(tmp_path / "p.toml")
+    assert run(["profile", trace, "--out", out, "--domains", "--requests", "0-1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["domains"] == {"all": 2, "code": 1, "math": 1}
+    assert load_profile(Path(out), "toy").trace_sha256 == answer["trace_sha256"]
+    for words, message in (
+        (["--out", "p.csv"], "ends in .toml or .parquet"),
+        (["--out", out, "--requests", "5"], "no request 5"),
+        (["--out", out, "--requests", "x"], "neither a number nor a range"),
+        (["--out", out, "--by", "nothing"], "--by"),
+    ):
+        assert run(["profile", trace, *words]) == 2
+        assert message in capsys.readouterr().err

@@ -199,7 +199,9 @@ def _identity_is_used(site: Site, call: Any, places: Any, ids: Any, weights: Any
     for part, old in zip(parts, kept, strict=True):
         part.copy_(old)
     factor = torch.from_numpy(np.where(ids >= n_experts, weights, 0).sum(axis=1))
-    return torch.allclose(left, hidden.reshape(-1, hidden.shape[-1])[places] * factor[:, None], rtol=1e-4, atol=1e-5)
+    wanted = hidden.reshape(-1, hidden.shape[-1])[places].float() * factor[:, None]
+    tolerance = max(1e-4, 2 * torch.finfo(left.dtype).eps)
+    return torch.allclose(left.float(), wanted, rtol=tolerance, atol=tolerance)
 
 
 def render(rows: Sequence[Row], refused: Sequence[tuple[str, str]]) -> str:
@@ -234,6 +236,17 @@ def render(rows: Sequence[Row], refused: Sequence[tuple[str, str]]) -> str:
     ]
     lines += ["", "Refused, with the reason:", ""]
     lines += [f"* {family}: {reason}" for family, reason in refused]
+    lines += [
+        "",
+        "## Adding a family",
+        "",
+        "1. Run `moesim-profiler record` on a tiny configuration of it; the refusal names what was found.",
+        "2. Write a class with `select` and `n_experts` in `profiler/routers/adapters.py` that reads ids and weights",
+        "   from what its experts are really given.",
+        "3. Name its router class in `_BY_ROUTER` there, or, where no module is called `experts`, find its layers in",
+        "   `special_sites`. A score that no rule gives belongs in `profiler/routers/scores.py`.",
+        "4. Add its tiny configuration to `tests/profiler/tiny_families.py` and make this page again: yes everywhere.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,7 @@
 """Faults of real recorders, each shown not to happen: padding, lost rows, silent hooks, warm-up, made-up routes."""
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moesim.errors import TraceFormatError, UnsupportedScenarioError  # noqa: E402
-from moesim.trace.stats import expert_counts  # noqa: E402
-from profiler.record.prompts import Request  # noqa: E402
-from profiler.record.recording import prepare, record  # noqa: E402
-from profiler.record.rows import RowMaker  # noqa: E402
-from profiler.record.settings import RecordSettings  # noqa: E402
-from profiler.record.tap import Step  # noqa: E402
-from profiler.routers.sites import Generic, Selection  # noqa: E402
-from tests.profiler.recording_helpers import (  # noqa: E402
+from moesim.errors import TraceFormatError, UnsupportedScenarioError
+from moesim.trace.stats import expert_counts
+from profiler.record.prompts import Request
+from profiler.record.recording import prepare, record
+from profiler.record.rows import RowMaker
+from profiler.record.settings import RecordSettings
+from profiler.record.tap import Step
+from profiler.routers.sites import Generic, Selection
+from tests.profiler.recording_helpers import (
     PROMPTS,
     assert_equal,
     record_batches,
@@ -27,7 +28,7 @@ from tests.profiler.recording_helpers import (  # noqa: E402
     save_config,
     save_prompts,
 )
-from tests.profiler.tiny_families import tiny_model  # noqa: E402
+from tests.profiler.tiny_families import tiny_model
 
 
 def test_c01_padding_leaves_no_row(tmp_path: Path) -> None:
@@ -88,6 +89,21 @@ def test_c03_row_counts(tmp_path: Path) -> None:
     assert [entry.n_decode_tokens for entry in recorded] == [2, 0, 0]
     assert recorded[0].step.tolist() == [0] * 7 + [1, 2]
     assert all(entry.prompt_tokens == 7 for entry in recorded)
+
+
+def test_c03_end_of_sequence_token_has_no_row(tmp_path: Path) -> None:
+    """A request that chooses its end token early has rows up to the token before; its neighbours go on."""
+    model = tiny_model("mixtral")
+    recorder = recorder_for(model)
+    batch = recorder.batch([Request(0, PROMPTS[0], 6), Request(1, PROMPTS[1], 6)])
+    recorder.run(batch, None)
+    end = batch.produced[0][2]
+    assert end not in batch.produced[1]
+    ending = dataclasses.replace(recorder.loaded, eos_ids=frozenset([end]))
+    recorder = dataclasses.replace(recorder, loaded=ending)
+    recorded = requests_of(record_batches(recorder, tmp_path / "trace", batch.requests))
+    assert recorded[0].token_id.tolist() == [*PROMPTS[0], *batch.produced[0][:2]]
+    assert recorded[1].token_id.tolist() == [*PROMPTS[1], *batch.produced[1][:5]]
 
 
 def test_c04_draft_router_is_left_out(tmp_path: Path) -> None:
@@ -232,14 +248,17 @@ def test_c14_recorded_ids_win_over_ties(tmp_path: Path) -> None:
 def test_c15_last_token_has_no_route(tmp_path: Path) -> None:
     """A token that was only chosen has no row; in the next turn's prompt it has a real one."""
     recorder = recorder_for(tiny_model("mixtral"))
-    first = requests_of(record_batches(recorder, tmp_path / "one", [Request(0, (1, 2), 1)]))[0]
+    # Beside a longer request, so that forward passes go on after this one has its last token.
+    turn = [Request(0, (1, 2), 1), Request(1, PROMPTS[0], 4)]
+    first = requests_of(record_batches(recorder, tmp_path / "one", turn))[0]
     assert first.token_id.tolist() == [1, 2]
-    batch = recorder.batch([Request(0, (1, 2), 1)])
+    batch = recorder.batch(turn)
     recorder.run(batch, None)
     answer = batch.produced[0][0]
     second = requests_of(record_batches(recorder, tmp_path / "two", [Request(0, (1, 2, answer, 9), 0)]))[0]
     assert second.token_id.tolist() == [1, 2, answer, 9]
     assert np.array_equal(second.topk_ids[:2], first.topk_ids)
+    assert not (second.topk_ids[2] == [0, 1]).all()
     np.testing.assert_allclose(second.scores[2].sum(axis=1, dtype=np.float32), 1, atol=2e-3)
 
 

@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from profiler.record.rows import RowMaker, Tokens  # noqa: E402
-from profiler.record.tap import Step  # noqa: E402
-from tests.profiler.family_table import REFUSED, Row, check_family, refusal, render  # noqa: E402
-from tests.profiler.tiny_families import FAMILIES, REQUIRED  # noqa: E402
+from profiler.record.rows import RowMaker, Tokens
+from profiler.record.tap import Step
+from tests.profiler.family_table import REFUSED, Row, check_family, refusal, render
+from tests.profiler.tiny_families import FAMILIES, REQUIRED
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "families.md"
 _ROWS: dict[str, Row] = {}
@@ -21,6 +21,13 @@ def test_family_is_recorded_exactly(family: str) -> None:
     """A family's ids are those its experts ran on, its logits do not change, and its lookahead checks itself."""
     _ROWS[family] = check_family(family)
     assert _ROWS[family].is_good, _ROWS[family]
+
+
+@pytest.mark.parametrize("family", [*REQUIRED, "inkling2_text", "zaya"])
+def test_family_is_recorded_exactly_in_bfloat16(family: str) -> None:
+    """In bfloat16, where routers and norms mix types, all of it holds as well."""
+    row = check_family(family, dtype="bfloat16")
+    assert row.is_good, row
 
 
 @pytest.mark.parametrize("family", REFUSED)

@@ -15,13 +15,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 # A process of its own, whose resident memory is watched while it records.
 PROGRAM = """
-import json, sys, threading, time  # noqa: E402
-from pathlib import Path  # noqa: E402
-import torch  # noqa: E402
+import json, sys, threading, time
+from pathlib import Path
+import torch
 torch.set_num_threads(1)
-from profiler.record.prompts import Request  # noqa: E402
-from tests.profiler.recording_helpers import record_batches, recorder_for  # noqa: E402
-from tests.profiler.tiny_families import tiny_model  # noqa: E402
+from profiler.record.prompts import Request
+from tests.profiler.recording_helpers import record_batches, recorder_for
+from tests.profiler.tiny_families import tiny_model
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,16 +17,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moesim.cli.main import run as run_moesim  # noqa: E402
-from moesim.errors import ConfigError, TraceFormatError  # noqa: E402
-from moesim.trace import TraceReader  # noqa: E402
-from moesim.trace.manifest import MANIFEST, read_manifest  # noqa: E402
-from moesim.trace.stats import lag_overlap, lookahead_recall  # noqa: E402
-from moesim.trace.validate import validate_trace  # noqa: E402
-from profiler.cli.main import run  # noqa: E402
-from profiler.record.recording import record  # noqa: E402
-from profiler.record.settings import RecordSettings  # noqa: E402
-from tests.profiler.recording_helpers import assert_equal, requests_of, save_config, save_prompts  # noqa: E402
+from moesim.cli.main import run as run_moesim
+from moesim.errors import ConfigError, TraceFormatError
+from moesim.trace import TraceReader
+from moesim.trace.manifest import MANIFEST, read_manifest
+from moesim.trace.stats import lag_overlap, lookahead_recall
+from moesim.trace.validate import validate_trace
+from profiler.cli.main import run
+from profiler.record.recording import record
+from profiler.record.settings import RecordSettings
+from tests.profiler.recording_helpers import assert_equal, requests_of, save_config, save_prompts
 
 ROOT = Path(__file__).parent.parent.parent
 TINY_MOE = ROOT / "tests" / "data" / "tiny_moe"
@@ -211,6 +212,20 @@ def test_resume_repairs_what_a_crash_leaves(interrupted: Path) -> None:
     assert record(settings, resume=True).n_recorded == 0
 
 
+def test_recording_that_stopped_before_its_first_shard(interrupted: Path) -> None:
+    """A folder without a complete shard is no trace yet, and is begun anew without being asked to resume."""
+    settings = _settings(interrupted, "out").model_copy(update={"limit": 2})
+    manifest = _record(settings) / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(TraceFormatError, match="no complete shard yet"):
+        TraceReader(settings.out)
+    assert record(settings).n_recorded == 2
+    assert len(requests_of(TraceReader(settings.out))) == 2
+    manifest.write_bytes(b"{")
+    with pytest.raises(TraceFormatError, match="first line is missing"):
+        TraceReader(settings.out)
+
+
 def _record(settings: RecordSettings) -> Path:
     record(settings)
     return settings.out
@@ -245,8 +260,11 @@ def test_hidden_states_are_sampled(interrupted: Path) -> None:
     assert missing.tolist() == [position % 4 != 0 for position in recorded.position.tolist()]
 
 
-def test_answer_and_progress(interrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command answers with one JSON object and tells on stderr what recording costs."""
+def test_answer_and_progress(
+    interrupted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command answers with one JSON object; stderr tells what recording costs, its speed and the time left."""
+    monkeypatch.setattr("profiler.cli.record._LINE_EVERY_S", 0.0)
     settings = _settings(interrupted, "out")
     assert run(["record", *_words(settings), "--limit", "4", "--json"]) == 0
     shown = capsys.readouterr()
@@ -254,6 +272,7 @@ def test_answer_and_progress(interrupted: Path, capsys: pytest.CaptureFixture[st
     assert (answer["n_requests"], answer["n_shards"], answer["scores"]) == (4, 2, ["softmax"])
     assert answer["recording_overhead_frac"] > -0.5
     assert "ms with recording" in shown.err
+    assert re.search(r"\d+ of at most \d+ tokens, \d+\.\d tokens/s, \d+ s left", shown.err)
 
 
 @pytest.mark.parametrize(

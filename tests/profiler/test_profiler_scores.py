@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from profiler.record.prompts import Request  # noqa: E402
-from profiler.record.rows import best_first  # noqa: E402
-from profiler.routers.scores import ScoreRule, find_rule  # noqa: E402
-from tests.profiler.recording_helpers import PROMPTS, record_batches, recorder_for, requests_of  # noqa: E402
-from tests.profiler.tiny_families import tiny_model  # noqa: E402
+from profiler.record.prompts import Request
+from profiler.record.rows import best_first
+from profiler.routers.scores import ScoreRule, find_rule
+from tests.profiler.recording_helpers import PROMPTS, record_batches, recorder_for, requests_of
+from tests.profiler.tiny_families import tiny_model
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
 

@@ -101,7 +101,7 @@ def tiny_config(family: str, **changes: Any) -> Any:
     return kind(**(values | FAMILIES.get(family, {}) | changes))
 
 
-def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
+def tiny_model(family: str, seed: int = 0, dtype: str = "float32", **changes: Any) -> Any:
     """Build a random model of a family whose selection biases are not zero."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
     from transformers.utils import logging  # noqa: PLC0415
@@ -109,7 +109,8 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
     logging.set_verbosity_error()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(tiny_config(family, **changes)).eval().requires_grad_(False)
+        config = tiny_config(family, **changes)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
         draw_missing(model, torch.Generator().manual_seed(seed), 0.2)
         _draw_biases(model)
     return model

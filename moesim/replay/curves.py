@@ -1,0 +1,159 @@
+"""Hit-rate curves: hits of every layer at many cache sizes, from one pass over the trace."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.errors import ConfigError, UnsupportedScenarioError
+from moesim.policies.registry import Eviction
+from moesim.replay.decider import Decider
+from moesim.replay.hits import check_has_no_prefetch, mean_rates
+from moesim.replay.stack import Stacks, empty_stacks, stack_lru_request, stack_request
+from moesim.results import DECODE, Column
+from moesim.workload import PreparedRequest, Resolved, Workload
+
+# What these keep does not depend on what is resident, so that K slots hold a part of what K + 1 slots hold. The others:
+# fifo's order is that of loads, history normalises over residents, and belady_bypass may refuse a miss.
+ONE_PASS = frozenset(Eviction) - {Eviction.FIFO, Eviction.HISTORY, Eviction.BELADY_BYPASS}
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HitCurve:
+    """Hits at several cache sizes.
+
+    Attributes
+    ----------
+    slots : int64[N]
+        Slots per layer, rising; layers with fewer experts have that many.
+    hits : int64[N, 2, L]
+        Over prefill and over decode passes, of each layer.
+    lookups : int64[2, L]
+        The same at all sizes.
+    """
+
+    slots: npt.NDArray[np.int64]
+    hits: npt.NDArray[np.int64]
+    lookups: npt.NDArray[np.int64]
+
+    def layer_rates(self, phase: int = DECODE) -> npt.NDArray[np.float64]:
+        """Give hits / lookups of each layer in a phase: float64[N, L], NaN for a layer without lookups."""
+        lookups = np.where(self.lookups[phase] > 0, self.lookups[phase], np.nan)
+        rates: npt.NDArray[np.float64] = self.hits[:, phase] / lookups
+        return rates
+
+    def mean_rates(self, phase: int = DECODE) -> npt.NDArray[np.float64]:
+        """Give the mean over the layers that have lookups: float64[N]."""
+        return mean_rates(self.hits[:, phase], self.lookups[phase])
+
+
+def hit_curve(workload: Workload, slots: Sequence[int] | None = None, progress: Progress | None = None) -> HitCurve:
+    """Count hits at many cache sizes, decoding and preparing the trace once.
+
+    Parameters
+    ----------
+    workload : Workload
+        A scenario with slots per layer, without prefetch; its own number of slots is not read.
+    slots : sequence of int, optional
+        Sizes; left out: every size from 0 to the experts of the widest layer.
+    progress : callable, optional
+        Called with requests done and requests in all.
+
+    Returns
+    -------
+    HitCurve
+        Equal to the replays of the scenario at each size.
+
+    Raises
+    ------
+    ConfigError
+        If a size is negative.
+    UnsupportedScenarioError
+        If the scenario prefetches, has a global pool, or chooses its lookups by the cache's size.
+
+    Notes
+    -----
+    Policies of `ONE_PASS` cost one pass whatever the sizes; the others cost one decision pass for each.
+    """
+    resolved = workload.resolved
+    check_is_curve(resolved)
+    sizes = np.unique(np.arange(int(resolved.n_experts.max()) + 1) if slots is None else np.array(slots, np.int64))
+    if not len(sizes) or sizes[0] < 0:
+        raise ConfigError(f"slots: {list(slots or ())} for a hit-rate curve; give one size or more, each 0 or above")
+    if resolved.rules.eviction in ONE_PASS:
+        stacks = _fill_stacks(workload, progress)
+        below = np.concatenate([np.zeros((2, resolved.n_layers, 1), np.int64), stacks.n_found.cumsum(axis=2)], axis=2)
+        hits = below[:, :, np.minimum(sizes, below.shape[2] - 1)]
+        return HitCurve(sizes, np.ascontiguousarray(np.moveaxis(hits, 2, 0)), stacks.n_lookups)
+    return _decide_sizes(workload, sizes, progress)
+
+
+def check_is_curve(resolved: Resolved) -> None:
+    """Refuse a scenario that has no curve over slots per layer.
+
+    Raises
+    ------
+    UnsupportedScenarioError
+        Naming the setting.
+    """
+    check_has_no_prefetch(resolved)
+    if resolved.pool_bytes >= 0:
+        raise UnsupportedScenarioError(
+            "cache.scope = 'global': a hit-rate curve counts slots per layer; set cache.scope = 'per_layer'"
+        )
+    if resolved.scenario.prefill.mode == "auto":
+        raise UnsupportedScenarioError(
+            "prefill.mode = 'auto' takes prompts through the cache or not depending on its size, so its sizes have no "
+            "common curve; set prefill.mode to 'skip', 'staging' or 'selective'"
+        )
+
+
+def _fill_stacks(workload: Workload, progress: Progress | None) -> Stacks:
+    """Take all requests through the stacks."""
+    resolved = workload.resolved
+    n_experts = int(resolved.n_experts.max())
+    stacks = empty_stacks(resolved.n_layers, n_experts)
+    if resolved.warm is not None:
+        for layer, experts in enumerate(resolved.warm.ranking):
+            stacks.expert[layer, : len(experts)] = experts
+            stacks.n_stacked[layer] = len(experts)
+    n_requests = len(workload.numbers)
+    if resolved.rules.eviction == Eviction.LRU:
+        clock = np.zeros(1, np.int64)
+        for n_done, events in enumerate(workload.events(), start=1):
+            stack_lru_request(events.lookups, events.is_event, events.is_decode, events.n_tokens, clock, stacks)
+            _report(progress, n_done, n_requests)
+        return stacks
+    history = workload.new_history()
+    for n_done, prepared in enumerate(workload.requests(), start=1):
+        stack_request(resolved.rules, history, prepared.passes, prepared.lookups, stacks)
+        _report(progress, n_done, n_requests)
+    return stacks
+
+
+def _decide_sizes(workload: Workload, sizes: npt.NDArray[np.int64], progress: Progress | None) -> HitCurve:
+    """Run one decision pass for each size, side by side over the same prepared requests."""
+    resolved = workload.resolved
+    deciders = [Decider(workload, capacity=np.minimum(size, resolved.n_experts)) for size in sizes]
+    counts = np.zeros((len(sizes), 2, resolved.n_layers, len(Column)), np.int64)
+
+    def decide(index: int, prepared: PreparedRequest) -> None:
+        counts[index] += deciders[index].decide(prepared).sums.layers
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for n_done, prepared in enumerate(workload.requests(), start=1):
+            list(pool.map(decide, range(len(sizes)), [prepared] * len(sizes)))
+            _report(progress, n_done, len(workload.numbers))
+    lookups = counts[0, ..., Column.N_LOOKUPS]
+    return HitCurve(sizes, counts[..., Column.N_LOOKUPS] - counts[..., Column.N_MISSES], lookups)
+
+
+def _report(progress: Progress | None, n_done: int, n_requests: int) -> None:
+    """Say how far it is, where anyone listens."""
+    if progress is not None:
+        progress(n_done, n_requests)
