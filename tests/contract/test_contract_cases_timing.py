@@ -290,10 +290,10 @@ def test_c57_fractions_are_refused(settings):
 
 
 def test_c57_integer_columns(backend):
-    """Every time, byte and counter of a result is a whole number."""
+    """Every time, byte and counter of a result is a whole number; shares of weight and scores are not counters."""
     passes = [decode(step, [[0], [step % 5]], lookahead=wants(1, 4)) for step in range(4)]
     result = run_case(ahead_of_layer_1(*passes, depth=2, costs={"transfer_ns": 7}), backend)
-    text = {"domain", "phase", "kind", "promoted"}
+    text = {"domain", "phase", "kind", "promoted", "stand_in_weight_frac", "score_given_up"}
     for frame in (result.requests, result.steps, result.layers, result.layer_steps, result.copies):
         assert all(np.issubdtype(frame[name].dtype, np.integer) for name in frame.columns if name not in text)
 
