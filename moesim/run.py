@@ -11,7 +11,7 @@ from moesim.replay.simulation import replay
 from moesim.results import RunResult
 from moesim.scenario import Scenario
 from moesim.trace import RequestTrace, TraceReader
-from moesim.workload import HELD_BYTES, DecodedTrace, Resolved, Workload, chosen_requests, resolve
+from moesim.workload import HELD_BYTES, DecodedTrace, RequestSource, Resolved, Workload, chosen_requests, resolve
 
 Progress = Callable[[int, int], None]
 
@@ -46,7 +46,11 @@ def run_scenario(scenario: Scenario, *, detail: bool = False, progress: Progress
 
 
 def run_scenarios(
-    scenarios: Sequence[Scenario], *, detail: bool = False, progress: Progress | None = None
+    scenarios: Sequence[Scenario],
+    *,
+    detail: bool = False,
+    progress: Progress | None = None,
+    sources: Mapping[str, RequestSource] | None = None,
 ) -> list[RunResult]:
     """Replay many scenarios: each trace is decoded once where it fits, and scenarios that decide alike decide once.
 
@@ -58,6 +62,8 @@ def run_scenarios(
         Also keep one row per layer step, and every copy.
     progress : callable, optional
         Called with requests done and requests in all, over all scenarios.
+    sources : mapping of str to RequestSource, optional
+        Traces that are open and decoded already, by their path in the scenarios; they show every column that is read.
 
     Returns
     -------
@@ -70,12 +76,14 @@ def run_scenarios(
         As `run_scenario`, the message beginning with the scenario's name.
     """
     readers: dict[str, TraceReader] = {}
-    decoded: dict[str, DecodedTrace] = {}
+    decoded: dict[str, RequestSource] = {}
+    given = sources or {}
     workloads: dict[int, Workload] = {}
     for index, scenario in enumerate(scenarios):
         with _naming(scenario):
             if scenario.trace not in readers:
-                readers[scenario.trace] = TraceReader(scenario.trace)
+                source = given.get(scenario.trace)
+                readers[scenario.trace] = TraceReader(scenario.trace) if source is None else source.reader
             resolved = resolve(scenario, readers[scenario.trace])
             _check_clock(resolved)
             workloads[index] = Workload(resolved, partial(_decode, decoded, scenario.trace, chosen_requests(resolved)))
@@ -88,7 +96,7 @@ def run_scenarios(
         columns = sorted({name for workload in members.values() for name in workload.columns})
         # What is read once need not be held. Another trace's requests are let go before this one's are read.
         decoded.clear()
-        decoded[trace] = DecodedTrace(reader, tuple(columns), HELD_BYTES if n_passes > 1 else 0)
+        decoded[trace] = given.get(trace) or DecodedTrace(reader, tuple(columns), HELD_BYTES if n_passes > 1 else 0)
         for group in groups:
             with _naming(scenarios[group[0]]):
                 done = _run_group(
@@ -100,7 +108,7 @@ def run_scenarios(
 
 
 def _decode(
-    decoded: Mapping[str, DecodedTrace], trace: str, numbers: tuple[int, ...], columns: tuple[str, ...]
+    decoded: Mapping[str, RequestSource], trace: str, numbers: tuple[int, ...], columns: tuple[str, ...]
 ) -> Iterator[RequestTrace]:
     """Read requests from the trace that is being run."""
     return decoded[trace].requests(numbers, columns)

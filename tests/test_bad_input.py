@@ -78,6 +78,7 @@ def _write_scenarios(folder: Path) -> None:
     (folder / "nothing.toml").write_text("")
     (folder / "broken.toml").write_text("trace = = 3")
     (folder / "latin1.toml").write_bytes(LATIN1)
+    (folder / "sweep.toml").write_text('scenario = "ok.toml"\n[grid]\ncache.slots = [2, 4]\n')
     (folder / "slotz.toml").write_text(SCENARIO.replace("slots = 4", "slotz = 4"))
     (folder / "group.toml").write_text(SCENARIO + "\n[evction]\npolicy = 'lru'\n")
     (folder / "unnamed.toml").write_text(SCENARIO + "\n[[variants]]\n[[variants]]\n")
@@ -168,6 +169,14 @@ SETTINGS = [
     (["cache.slots=auto", "cache.budget=1 kB"], ["comes to 0 slots", "3000000 bytes", "cache.slots = 0"]),
     (["cache.budget=48 GB"], ["cache.budget", "cache.slots is 4"]),
     (["cache.scope=global"], ["cache.pool is missing"]),
+    (["memory.context_tokens=9"], ["model = 'trace'", "name a model"]),
+    (["memory.reserve=1 GB"], ["memory.context_tokens is missing"]),
+    (["memory.context_tokens=9", "memory.resrve=1"], ["'resrve'", "did you mean 'reserve'"]),
+    (["memory.context_tokens=9", "memory.device_bytes=84 parsecs"], ["memory.device_bytes", "unit of size"]),
+    (["cache.warm_start=profile"], ["cache.profile is missing", "moesim profile"]),
+    (["cache.profile=ok.toml"], ["cache.profile", "warm_start = 'profile'"]),
+    (["cache.warm_start=profile", "cache.profile=no.toml"], ["no.toml", "no such file"]),
+    (["cache.warm_start=profile", "cache.profile=ok.toml"], ["profile ok.toml", "model: Field required"]),
     (["overrides.expert_bytes=0"], ["overrides.expert_bytes", "1 and more"]),
     (["overrides.expert_bytes=-5"], ["overrides.expert_bytes = -5"]),
     (["overrides.expert_bytes=1e30 TB"], ["overrides.expert_bytes", "too large"]),
@@ -236,6 +245,11 @@ CALLS = [
     (["replay", "ok.toml", "--timeline-of", "lru"], ["'lru'", "known: ok"]),
     (["replay", "ok.toml", "--out", "file"], ["--out file", "is a file"]),
     (["replay", "ok.toml", "--out", "file/below"], ["--out file/below", "file is a file"]),
+    (["sweep", "ok.toml", "--out", "o"], ["'trace'", "ok.toml"]),
+    (["sweep", "missing.toml", "--out", "o"], ["missing.toml", "cannot be read"]),
+    (["sweep", "sweep.toml"], ["--out", "moesim sweep --help"]),
+    (["sweep", "sweep.toml", "--out", "file"], ["--out file", "is a file"]),
+    (["sweep", "sweep.toml", "--out", "o", "--set", "cache.slotz=3"], ["sweep.toml", "'slots'"]),
     (["show", "missing.toml"], ["missing.toml", "cannot be read"]),
     (["show", "ok.toml", "--variant", "x"], ["'x'", "known: ok"]),
     (["trace", "synth", "s.parquet", "--top-k", "0"], ["top_k"]),

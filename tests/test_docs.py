@@ -16,6 +16,7 @@ import typer
 
 from moesim.cli.main import app, run
 from moesim.scenario import load_scenarios
+from moesim.sweep import load_sweep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -89,14 +90,16 @@ def test_layout_in_the_readme_is_complete() -> None:
 
 
 def _experiment_files() -> list[Path]:
-    """Give every scenario file of the experiments."""
+    """Give every scenario file and sweep file of the experiments."""
     return sorted((ROOT / "experiments").rglob("*.toml"))
 
 
 @pytest.mark.parametrize("path", _experiment_files(), ids=lambda path: path.stem)
 def test_experiments_load(path: Path) -> None:
     """Every experiment loads, its traces exist, and its folder's entry in the README names its command."""
-    for scenario in load_scenarios(path):
+    is_sweep = {"grid", "points", "ablations"} & tomllib.loads(path.read_text(encoding="utf-8")).keys()
+    scenarios = [point.scenario for point in load_sweep(path).points] if is_sweep else load_scenarios(path)
+    for scenario in scenarios:
         assert Path(scenario.trace).exists()
     guide = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
     assert path.relative_to(ROOT).as_posix() in guide

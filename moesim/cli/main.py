@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from moesim import __version__
-from moesim.cli import allocate, catalog, plan, profile, replay
+from moesim.cli import allocate, catalog, curve, plan, profile, replay, sweep
 from moesim.errors import MoesimError
 
 EXIT_OK = 0
@@ -48,6 +48,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("replay")(replay.replay)
+app.command("sweep")(sweep.sweep)
+app.command("curve")(curve.curve)
 app.command("models")(catalog.models)
 app.command("devices")(catalog.devices)
 app.command("policies")(catalog.policies)

@@ -168,7 +168,9 @@ def _suspicions(request: RequestTrace) -> list[Finding]:
                     )
                 )
     if request.hidden is not None:
-        n_wild = int(((request.hidden & 0x7F80) == 0x7F80).any(axis=2).sum())
+        # Sampled hidden states are missing in most rows, which read as NaN throughout.
+        is_missing = (request.hidden == 0x7FC0).all(axis=2)
+        n_wild = int((((request.hidden & 0x7F80) == 0x7F80).any(axis=2) & ~is_missing).sum())
         if n_wild:
             findings.append(
                 Finding("error", "saturation", f"request {request.request}: {n_wild} hidden states are not finite")

@@ -4,7 +4,7 @@ from moesim.workload.prepare import Workload
 from moesim.workload.report import request_rows
 from moesim.workload.request import PreparedRequest, RequestEvents
 from moesim.workload.resolve import Resolved, resolve
-from moesim.workload.source import HELD_BYTES, DecodedTrace, chosen_requests
+from moesim.workload.source import HELD_BYTES, DecodedTrace, RequestSource, chosen_requests
 from moesim.workload.untimed import untimed_scenario
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "DecodedTrace",
     "PreparedRequest",
     "RequestEvents",
+    "RequestSource",
     "Resolved",
     "Workload",
     "chosen_requests",

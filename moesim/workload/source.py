@@ -6,7 +6,7 @@ What belongs here: which requests, with which columns, decoded how often. What d
 import dataclasses
 import heapq
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -92,6 +92,17 @@ def orders_tokens(resolved: Resolved) -> bool:
     return mode == "selective" or any(prompt is None or prompt < longest for prompt in prompts)
 
 
+class RequestSource(Protocol):
+    """A trace whose requests can be read again and again."""
+
+    @property
+    def reader(self) -> TraceReader:
+        """The trace's reader."""
+
+    def requests(self, numbers: tuple[int, ...], columns: tuple[str, ...]) -> Iterator[RequestTrace]:
+        """Start a fresh pass over some requests, as `DecodedTrace.requests` does."""
+
+
 class DecodedTrace:
     """Requests of one trace, decoded once and held for the runs of a sweep as far as they fit.
 
@@ -108,7 +119,7 @@ class DecodedTrace:
     """
 
     def __init__(self, reader: TraceReader, columns: tuple[str, ...] = (), limit_bytes: int = HELD_BYTES) -> None:
-        self._reader = reader
+        self.reader = reader
         self._columns = columns
         self._limit_bytes = limit_bytes
         self._held: dict[int, RequestTrace] = {}
@@ -140,7 +151,7 @@ class DecodedTrace:
         """Read requests, and hold them until one does not fit."""
         if not numbers:
             return
-        for trace in self._reader.requests(columns if self._is_full else self._columns, numbers):
+        for trace in self.reader.requests(columns if self._is_full else self._columns, numbers):
             n_bytes = sum(array.nbytes for array in _arrays(trace).values())
             self._is_full = self._is_full or self.held_bytes + n_bytes > self._limit_bytes
             if self._is_full or trace.request in self._held:

@@ -151,3 +151,13 @@ def test_stall_weighs_misses_by_their_cost():
     values = stall_values(hits, lookups, np.array([1.0, 10.0]))
     assert values.tolist() == [[-10, -5, -1], [-100, -70, -60]]
     assert optimal(values, 2, (2, 2)).tolist() == [0, 2]
+
+
+def test_paper_takes_only_from_layers_above_the_median():
+    """A layer at or below the median keeps its slots, even where they bring nothing."""
+    hits = np.array([[0, 90, 95], [0, 70, 70], [0, 30, 30], [0, 20, 80]])
+    # The median of .95, .70, .30 and .20 is .50: layer 2 wastes a slot, but layer 1 is the one to give.
+    start = np.array([2, 2, 2, 1])
+    assert paper(hits, np.full(4, 100), start, (2,) * 4).tolist() == [2, 1, 2, 2]
+    only_below = np.array([[0, 1, 95], [0, 1, 70], [0, 30, 30], [0, 20, 25]])
+    assert paper(only_below, np.full(4, 100), start, (2,) * 4).tolist() == [2, 2, 2, 1]

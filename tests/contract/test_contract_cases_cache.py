@@ -91,6 +91,18 @@ def test_c33_in_flight(backend):
     assert result.requests["end_ns"].tolist() == [4_000_000]
 
 
+def test_c33_predicted_again(backend):
+    """An expert that was prefetched in vain and is predicted again is there, not copied again."""
+    ahead = [[None, [0.0, 0.0, 0.0, 1.0]]]
+    passes = [decode(step, [[0], [2]], lookahead=ahead) for step in range(3)]
+    inp = case(
+        passes, n_experts=[1, 4], top_k=[1, 1], slots=[1, 3], warm_start="lowest_id", predictor="lookahead", depth=1
+    )
+    result = run_case(inp, backend)
+    assert copied(result, "kind", "step", "expert") == [("prefetch", 0, 3)]
+    assert sums(result, "n_prefetches", "n_prefetch_used", "n_hits") == (1, 0, 6)
+
+
 def test_c34_refused_load(backend):
     """A refused prefetch leaves no trace in the table of residents."""
     passes = [

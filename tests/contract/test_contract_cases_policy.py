@@ -182,6 +182,13 @@ def test_c36_clairvoyant(backend, eviction, n_hits):
     assert sums(result, "n_hits") == (n_hits,)
 
 
+@pytest.mark.parametrize(("eviction", "n_hits", "n_transient"), [("belady", 0, 0), ("belady_bypass", 1, 1)])
+def test_c36_bypassing(backend, eviction, n_hits, n_transient):
+    """An expert that is needed later than the victim does not enter where bypassing is allowed."""
+    inp = case(one_layer([0], [1], [0]), n_experts=[2], top_k=[1], slots=[1], eviction=eviction)
+    assert sums(run_case(inp, backend), "n_hits", "n_transient") == (n_hits, n_transient)
+
+
 def test_c36_clairvoyant_is_never_beaten(backend):
     """At every size the clairvoyant policies hit at least as often as any other, and bypassing helps further."""
     draw = random.Random(36)

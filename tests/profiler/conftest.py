@@ -1,8 +1,12 @@
 """One thread for every test that runs a model: results are then the same on every machine, and workers do not fight."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
+
+# Helpers are looked through for examples too, which imports them; the tests themselves skip with a reason.
+collect_ignore = [] if find_spec("torch") else ["family_table.py", "recording_helpers.py", "tiny_families.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")

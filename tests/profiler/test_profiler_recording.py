@@ -255,7 +255,9 @@ def test_listed_shard_that_is_missing_is_refused(interrupted: Path) -> None:
 
 def test_hidden_states_are_sampled(interrupted: Path) -> None:
     """Hidden states are kept for every fourth position and missing elsewhere."""
-    recorded = requests_of(TraceReader(_record(_settings(interrupted, "out").model_copy(update={"limit": 2}))))[0]
+    out = _record(_settings(interrupted, "out").model_copy(update={"limit": 2}))
+    assert validate_trace(out).is_valid
+    recorded = requests_of(TraceReader(out))[0]
     missing = (recorded.hidden == 0x7FC0).all(axis=(1, 2))
     assert missing.tolist() == [position % 4 != 0 for position in recorded.position.tolist()]
 
