@@ -12,14 +12,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,device]'
 	touch $@
 
 ## demo: nine ways to cache gpt-oss-20b's experts, on real requests: a table, pictures and a timeline under out/demo
 demo: $(VENV)/.installed
 	$(BIN)/moesim replay experiments/demo/demo.toml --out $(OUT)/demo --timeline-of "EMA + prefetch, 8 slots"
 
-## test: everything that CI runs
+## test: everything that CI runs; installs torch too, for the tests of the profiler
 test: $(VENV)/.installed-dev
 	$(MAKE) check
 
