@@ -186,11 +186,11 @@ class _Sums:
         chosen = ids[known]
         predicted = top_experts(scores[known], min(ids.shape[1], scores.shape[1]))
         real = chosen >= 0
-        self.found[layer] += ((chosen[:, :, None] == predicted[:, None, :]).any(axis=-1) & real).sum()
+        # A hole equals no prediction.
+        self.found[layer] += (chosen[:, :, None] == predicted[:, None, :]).any(axis=-1).sum()
         self.sought[layer] += real.sum()
-        has_any = real.any(axis=1)
-        self.first_used[layer] += ((chosen == predicted[:, :1]).any(axis=1) & has_any).sum()
-        self.predicted[layer] += has_any.sum()
+        self.first_used[layer] += (chosen == predicted[:, :1]).any(axis=1).sum()
+        self.predicted[layer] += real.any(axis=1).sum()
 
     def _add_gaps(self, layer: int, scores: npt.NDArray[np.float16], ids: npt.NDArray[np.int16]) -> None:
         """Count how far the last selected expert is above the first unselected one."""

@@ -156,7 +156,8 @@ def timed_kernel(device: Device, run: Callable[[int], object], least_ns: int) ->
                 calls += 1
             return start.elapsed_ns(device.compute.record()) / n
 
-    sample(2)
-    n_calls = max(1, min(2000, round(least_ns / max(sample(2), 1.0))))
-    sample(n_calls)
+    sample(1)
+    n_calls = max(1, min(2000, round(least_ns / max(sample(1), 1.0))))
+    if n_calls > 1:
+        sample(n_calls)
     return lambda: sample(n_calls)

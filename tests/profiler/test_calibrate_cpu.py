@@ -20,7 +20,7 @@ from profiler.accel.cpu import CpuEvent, ThreadStream
 from profiler.calibrate import Calibration, CalibrationError, calibrate, disagreements, plan_for
 from profiler.calibrate.calibration import model_kernels
 from profiler.calibrate.copies import timed_kernel
-from profiler.calibrate.kernels import Workshop
+from profiler.calibrate.kernels import Workshop, feed_forward_runs
 from profiler.cli.calibrate import calibrate as command
 
 TRACE = Path(__file__).parents[2] / "traces" / "tiny_moe_trace_small.parquet"
@@ -186,6 +186,15 @@ def test_kernels_of_every_shape() -> None:
     for run in runs.values():
         run(0)
         run(7)
+
+
+def test_networks_beside_the_experts_are_timed_together() -> None:
+    """Shared experts and the dense networks of a layer are one part: each call computes all of them."""
+    shop = Workshop(torch.device("cpu"), torch.float32, 2**16)
+    runs = feed_forward_runs(shop, load_model("tiny-moe"), (32, 48), 8, (1, 3))
+    outputs = runs[3](0)
+    assert isinstance(outputs, list)
+    assert [tuple(output.shape) for output in outputs] == [(3, 128), (3, 128)]
 
 
 def test_parts_of_few_bits_are_left_out_unless_asked_for() -> None:

@@ -121,13 +121,13 @@ def test_phases(tmp_path: Path) -> None:
 
 def test_holes_count_nothing(tmp_path: Path) -> None:
     """A hole is no selection: not counted, not sought, without a gap."""
-    scores = np.full((3, 1, 4), 0.5, np.float16)
+    scores = np.full((4, 1, 4), 0.5, np.float16)
     columns = {"scores": scores, "lookahead": scores}
-    stats = _stats(tmp_path, [_request([[0, 1], [-1, -1], [0, 1]], **columns)])
-    assert stats.counts.tolist() == [[2, 2, 0, 0]]
-    assert stats.overlap[0, :2].tolist() == [0, 1]
+    stats = _stats(tmp_path, [_request([[0, 1], [0, 1], [-1, -1], [0, 1]], **columns)])
+    assert stats.counts.tolist() == [[3, 3, 0, 0]]
+    assert stats.overlap[0, :2].tolist() == [0.5, 0.5]
     assert (stats.recall[0], stats.first_used[0]) == (1, 1)
-    assert stats.n_gaps[0] == 2
+    assert stats.n_gaps[0] == 3
 
 
 def test_layers_of_different_sizes(tmp_path: Path) -> None:
