@@ -129,12 +129,13 @@ def _in_processes(tasks: Sequence[Task], n_workers: int) -> Iterator[list[Outcom
     parallel = Parallel(
         n_jobs=n_workers, backend="loky", return_as="generator_unordered", batch_size=1, max_nbytes=None
     )
-    yield from parallel(delayed(_run_for)(os.getpid(), task) for task in tasks)
+    yield from parallel(delayed(_run_for)(os.getpid(), Path.cwd(), task) for task in tasks)
 
 
-def _run_for(parent: int, task: Task) -> list[Outcome]:
-    """Run a task in a worker process."""
+def _run_for(parent: int, folder: Path, task: Task) -> list[Outcome]:
+    """Run a task in a worker process, which may have been started for an earlier sweep and from another folder."""
     _end_with(parent)
+    os.chdir(folder)
     return run_task(task)
 
 

@@ -61,6 +61,16 @@ def test_c59_workers(folder: Path, mixed: SweepResult) -> None:
     assert tables(folder / "one") == tables(folder / "two")
 
 
+def test_workers_follow_to_another_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that wait from an earlier sweep find files by paths that are relative to the new working folder."""
+    assert not run_sweep(load_sweep(folder / "grid.toml"), tmp_path / "before", n_workers=2).failed
+    (tmp_path / "elsewhere").mkdir()
+    write_trace(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    write_sweep(Path(), GRID)
+    assert not run_sweep(load_sweep(Path("sweep.toml")), tmp_path / "after", n_workers=2).failed
+
+
 def test_points_are_what_their_scenarios_give(mixed: SweepResult) -> None:
     """Every point has the numbers of its scenario run by itself: no state is shared between points."""
     for point in mixed.sweep.points:
