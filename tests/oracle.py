@@ -16,7 +16,7 @@ from tests.oracle_input import (
     OracleSettings,
 )
 from tests.oracle_link import Link
-from tests.oracle_policies import History, KeepScores, predict
+from tests.oracle_policies import History, KeepScores, predict, stand_ins
 
 __all__ = ["OracleCosts", "OracleInput", "OraclePass", "OracleRequest", "OracleResult", "OracleSettings", "run_oracle"]
 
@@ -248,43 +248,33 @@ class _Run:
 
     def _cancel_unwanted(self, layer: int, demanded: list[int], row: dict) -> None:
         """Drop the layer's waiting prefetches that it does not demand, where settings say so."""
-        if self.settings.discipline != "demand_first" or not self.settings.cancel_unstarted:
-            return
         for copy in self._waiting_prefetches(layer):
-            if copy["expert"] not in demanded:
+            if self.settings.cancel_unstarted and copy["expert"] not in demanded:
                 self.link.drop(copy)
                 del self.residents.entries[layer, copy["expert"]]
                 row["n_prefetch_wasted"] += 1
 
     def _promote(self, layer: int, late: list[dict]) -> None:
         """Move waiting prefetches that are now waited for to the demand class."""
-        if self.settings.discipline == "demand_first":
-            for copy in self._waiting_prefetches(layer):
-                if copy in late:
-                    self.link.promote(copy)
+        for copy in self._waiting_prefetches(layer):
+            if copy in late:
+                self.link.promote(copy)
 
     def _waiting_prefetches(self, layer: int) -> list[dict]:
-        return [c for c in self.link.waiting if c["layer"] == layer and c["kind"] == "prefetch"]
+        is_fifo = self.settings.discipline == "fifo"
+        return [c for c in self.link.waiting if not is_fifo and c["layer"] == layer and c["kind"] == "prefetch"]
 
     def _substitute(self, pass_: OraclePass, layer: int, demanded: list[int], misses: list[int], row: dict):
         """Serve misses near the boundary by undemanded residents; return the other misses and the stand-ins."""
-        stand_ins: list[dict] = []
         if self.settings.alpha is None or not pass_.is_decode:
-            return misses, stand_ins
-        scores = self.model.event_scores(pass_, layer)
-        taken = set(demanded)
-        left = []
-        for expert in misses:
-            free = [e for of_layer, e in self.residents.entries if of_layer == layer and e not in taken]
-            if not free or self.model.gap(pass_, layer, expert) > self.settings.alpha:
-                left.append(expert)
-                continue
-            best = min(free, key=lambda e: (-scores[e], e))
-            taken.add(best)
-            self.residents.entries[layer, best]["pinned"] = True
-            stand_ins.append(self.residents.entries[layer, best])
-            row["n_substituted"] += 1
-        return left, stand_ins
+            return misses, []
+        residents = [e for of_layer, e in self.residents.entries if of_layer == layer]
+        stand_in_of = stand_ins(self.model, pass_, layer, misses, set(residents) - set(demanded))
+        entries = [self.residents.entries[layer, e] for e in stand_in_of.values()]
+        for entry in entries:
+            entry["pinned"] = True
+        row["n_substituted"] += len(entries)
+        return [e for e in misses if e not in stand_in_of], entries
 
     def _place_misses(self, layer: int, misses: list[int], row: dict) -> None:
         residents = self.residents

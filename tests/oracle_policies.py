@@ -202,6 +202,17 @@ def random_keep(salt: int, event: int, layer: int, expert: int, *, is_prefetch: 
     return float(x >> 11)
 
 
+def stand_ins(model: Model, pass_: OraclePass, layer: int, misses: list[int], free: set[int]) -> dict[int, int]:
+    """Which free resident serves which miss: in demand order, the best one left for every miss near the boundary."""
+    scores = model.event_scores(pass_, layer)
+    chosen: dict[int, int] = {}
+    for expert in misses:
+        left = free - set(chosen.values())
+        if left and model.gap(pass_, layer, expert) <= model.settings.alpha:
+            chosen[expert] = min(left, key=lambda e: (-scores[e], e))
+    return chosen
+
+
 def predict(model: Model, history: History, pass_: OraclePass, target: int) -> list[int]:
     """Experts expected at layer `target`, best first, before slots and limits are looked at."""
     settings = model.settings
