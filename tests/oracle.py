@@ -104,8 +104,6 @@ class _Run:
         copies = [{k: v for k, v in copy.items() if k != "transfer_ns"} for copy in self.link.copies]
         return OracleResult(self.rows, self.requests, self.steps, copies)
 
-    # Requests and passes
-
     def _run_request(self, request: OracleRequest) -> None:
         start_ns = self.now
         n_started, n_dropped = len(self.link.started), len(self.link.dropped)
@@ -188,9 +186,8 @@ class _Run:
         self._until_decision(layer, row)
         self._compute(row, self.costs.shared_ns[layer])
         self._wait_for(row, copy, "stall_demand_ns")
-        if pass_.rows is None:
-            n_running = min(self.inp.n_experts[layer], pass_.n_tokens * self.inp.top_k[layer])
-        else:
+        n_running = min(self.inp.n_experts[layer], pass_.n_tokens * self.inp.top_k[layer])
+        if pass_.rows is not None:
             n_running = len(self.model.demanded(pass_, layer))
         self._compute(row, self._experts_ns(layer, n_running))
 
@@ -214,8 +211,6 @@ class _Run:
                 self._wait_for(row, copy, stalls[copy["copy"]])
             self._compute(row, self._experts_ns(layer, len(demanded)))
         self.residents.unpin(layer)
-
-    # One lookup event
 
     def _lookup(self, pass_: OraclePass, layer: int, row: dict) -> tuple[list[int], list[dict], dict[int, str]]:
         """Classify, log, place and request; return D, the copies that D waits for and the stall each one causes."""
