@@ -25,7 +25,7 @@ def test_c24_one_slot(backend):
 def test_c24_free_slots_first(backend):
     """Misses fill the free slots before anything is evicted."""
     result = run_case(case(one_layer([0, 1], [2, 3], [0, 1]), n_experts=[4], top_k=[2], slots=[4]), backend)
-    assert sums(result, "n_misses", "n_evictions", "n_hits") == (4, 0, 2)
+    assert sums(result, "n_misses", "n_evictions", "n_transient", "n_hits") == (4, 0, 0, 2)
 
 
 @pytest.mark.parametrize(("warm_start", "n_copies"), [("empty", 8), ("lowest_id", 0)])
