@@ -75,9 +75,10 @@ def test_paths_in_documents_exist() -> None:
     """Every file or folder of the repository that a document names is there."""
     for name in ("README.md", "CONTRIBUTING.md", "experiments/README.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
-        places = set(re.findall(r"\]\(([^):#]+)\)", text))
-        places |= set(re.findall(r"`((?:moesim|tests|traces|experiments|docs)/[\w./-]*)`", text))
-        missing = [place for place in places if not (ROOT / place).exists() and "/<" not in place]
+        linked = {(ROOT / name).parent / place for place in re.findall(r"\]\(([^):#]+)\)", text)}
+        named = re.findall(r"`((?:moesim|tests|traces|experiments|docs)/[\w./-]*)`", text)
+        places = linked | {ROOT / place for place in named if "/<" not in place}
+        missing = [place for place in places if not place.exists()]
         assert missing == [], name
 
 
