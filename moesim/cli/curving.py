@@ -17,14 +17,14 @@ from moesim.cli.output import check_writable, emit, plain, progress_bar
 from moesim.errors import ConfigError
 from moesim.files import write_text
 from moesim.policies.registry import EVICTIONS
-from moesim.replay.curves import ONE_PASS, HitCurve, check_is_curve, hit_curve
+from moesim.replay.curves import HitCurve, check_is_curve, hit_curve, is_one_pass
 from moesim.results import DECODE
 from moesim.scenario import parse_override
 from moesim.trace import TraceReader
 from moesim.workload import DecodedTrace, Resolved, Workload, chosen_requests, resolve, untimed_scenario
 
 _BOUND = "belady"
-_GROUPS = ("cache", "eviction", "prefetch", "prefill", "requests", "score_source", "seed")
+_GROUPS = ("cache", "eviction", "prefetch", "prefill", "requests", "score_source", "seed", "substitution")
 _OWN_OPTIONS = {"cache.slots": "--slots", "eviction.policy": "--policy"}
 _SHOWN_SIZES = 17
 _WORST_LAYERS = 3
@@ -147,7 +147,7 @@ def _count_all(runs: Mapping[str, Resolved], sizes: Sequence[int] | None) -> dic
     curves = {}
     for policy, workload in workloads.items():
         widest = int(workload.resolved.n_experts.max())
-        own = sizes if sizes is not None or workload.resolved.rules.eviction in ONE_PASS else _spread(widest)
+        own = sizes if sizes is not None or is_one_pass(workload.resolved) else _spread(widest)
         with progress_bar(policy) as advance:
             curves[policy] = hit_curve(workload, own, advance)
     return curves
@@ -207,7 +207,7 @@ def _notes(runs: Mapping[str, Resolved], curves: Mapping[str, HitCurve]) -> list
     clairvoyant = [policy for policy, run in runs.items() if run.reads_future]
     if clairvoyant:
         lines.append(f"Knows the future, a bound and no choice for a server: {', '.join(clairvoyant)}")
-    unlisted = [policy for policy, run in runs.items() if run.rules.eviction not in ONE_PASS]
+    unlisted = [policy for policy, run in runs.items() if not is_one_pass(run)]
     if unlisted and len(curves[unlisted[0]].slots) == _SHOWN_SIZES:
         lines.append(f"Counted at {_SHOWN_SIZES} sizes only, as each takes a pass of its own: {', '.join(unlisted)}")
     # Text, because a path may have brackets, which would be read as markup.
@@ -229,7 +229,7 @@ def _as_json(runs: Mapping[str, Resolved], curves: Mapping[str, HitCurve]) -> di
                 "policy": policy,
                 "knows_future": runs[policy].reads_future,
                 "settings": runs[policy].scenario.model_dump(
-                    mode="json", include={"eviction", "prefill", "score_source", "seed"}
+                    mode="json", include={"eviction", "prefill", "score_source", "seed", "substitution"}
                 )
                 | {"warm_start": runs[policy].scenario.cache.warm_start},
                 "slots": curve.slots.tolist(),

@@ -12,7 +12,7 @@ from moesim.errors import ConfigError, UnsupportedScenarioError
 from moesim.policies.registry import Eviction
 from moesim.replay.decider import Decider
 from moesim.replay.hits import check_has_no_prefetch, mean_rates
-from moesim.replay.stack import Stacks, empty_stacks, stack_lru_request, stack_request
+from moesim.replay.stack import Recency, Stacks, empty_stacks, stack_lru_request, stack_request
 from moesim.results import DECODE, Column
 from moesim.workload import PreparedRequest, Resolved, Workload
 
@@ -21,6 +21,7 @@ from moesim.workload import PreparedRequest, Resolved, Workload
 ONE_PASS = frozenset(Eviction) - {Eviction.FIFO, Eviction.HISTORY, Eviction.BELADY_BYPASS}
 
 Progress = Callable[[int, int], None]
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,19 +79,27 @@ def hit_curve(workload: Workload, slots: Sequence[int] | None = None, progress: 
 
     Notes
     -----
-    Policies of `ONE_PASS` cost one pass whatever the sizes; the others cost one decision pass for each.
+    Policies of `ONE_PASS` without substitution cost one pass whatever the sizes; the others cost one decision pass for
+    each.
     """
     resolved = workload.resolved
     check_is_curve(resolved)
     sizes = np.unique(np.arange(int(resolved.n_experts.max()) + 1) if slots is None else np.array(slots, np.int64))
     if not len(sizes) or sizes[0] < 0:
         raise ConfigError(f"slots: {list(slots or ())} for a hit-rate curve; give one size or more, each 0 or above")
-    if resolved.rules.eviction in ONE_PASS:
-        stacks = _fill_stacks(workload, progress)
-        below = np.concatenate([np.zeros((2, resolved.n_layers, 1), np.int64), stacks.n_found.cumsum(axis=2)], axis=2)
-        hits = below[:, :, np.minimum(sizes, below.shape[2] - 1)]
-        return HitCurve(sizes, np.ascontiguousarray(np.moveaxis(hits, 2, 0)), stacks.n_lookups)
+    if is_one_pass(resolved):
+        if resolved.rules.eviction == Eviction.LRU:
+            hits, lookups = _lru_hits(workload, progress)
+        else:
+            hits, lookups = _stack_hits(workload, progress)
+        chosen = hits[:, :, np.minimum(sizes, hits.shape[2] - 1)]
+        return HitCurve(sizes, np.ascontiguousarray(np.moveaxis(chosen, 2, 0)), lookups)
     return _decide_sizes(workload, sizes, progress)
+
+
+def is_one_pass(resolved: Resolved) -> bool:
+    """Tell whether one pass serves all sizes; substitution forgoes copies depending on what is resident."""
+    return resolved.rules.eviction in ONE_PASS and not resolved.rules.has_substitution
 
 
 def check_is_curve(resolved: Resolved) -> None:
@@ -113,27 +122,61 @@ def check_is_curve(resolved: Resolved) -> None:
         )
 
 
-def _fill_stacks(workload: Workload, progress: Progress | None) -> Stacks:
-    """Take all requests through the stacks."""
-    resolved = workload.resolved
-    n_experts = int(resolved.n_experts.max())
-    stacks = empty_stacks(resolved.n_layers, n_experts)
+def _below(n_found: Counts) -> Counts:
+    """Add up what was found at places below each size: int64[2, L, P] to int64[2, L, P + 1]."""
+    sums: Counts = np.concatenate([np.zeros((*n_found.shape[:2], 1), np.int64), n_found.cumsum(axis=2)], axis=2)
+    return sums
+
+
+def _new_stacks(resolved: Resolved, n_places: int) -> Stacks:
+    """Make stacks with what a warm start placed."""
+    stacks = empty_stacks(resolved.n_layers, int(resolved.n_experts.max()), n_places)
     if resolved.warm is not None:
         for layer, experts in enumerate(resolved.warm.ranking):
             stacks.expert[layer, : len(experts)] = experts
             stacks.n_stacked[layer] = len(experts)
-    n_requests = len(workload.numbers)
-    if resolved.rules.eviction == Eviction.LRU:
-        clock = np.zeros(1, np.int64)
-        for n_done, events in enumerate(workload.events(), start=1):
-            stack_lru_request(events.lookups, events.is_event, events.is_decode, events.n_tokens, clock, stacks)
-            _report(progress, n_done, n_requests)
-        return stacks
+    return stacks
+
+
+def _stack_hits(workload: Workload, progress: Progress | None) -> tuple[Counts, Counts]:
+    """Count hits at sizes from 0 to all experts, int64[2, L, E + 1], and lookups, with stacks of every place."""
+    resolved = workload.resolved
+    stacks = _new_stacks(resolved, int(resolved.n_experts.max()))
     history = workload.new_history()
     for n_done, prepared in enumerate(workload.requests(), start=1):
         stack_request(resolved.rules, history, prepared.passes, prepared.lookups, stacks)
-        _report(progress, n_done, n_requests)
-    return stacks
+        _report(progress, n_done, len(workload.numbers))
+    return _below(stacks.n_found), stacks.n_lookups
+
+
+def _lru_hits(workload: Workload, progress: Progress | None) -> tuple[Counts, Counts]:
+    """Count hits at sizes from 0 to all experts, int64[2, L, E + 1], and lookups, of LRU.
+
+    Only sizes that cannot hold every event need the stack's list: from there on recency alone says who is resident. As
+    long as events are those of single tokens that is a few places; a larger one makes it start again with all places.
+    """
+    resolved = workload.resolved
+    n_layers, n_experts = resolved.n_layers, int(resolved.n_experts.max())
+    largest = min(int(resolved.top_k.max()), n_experts)
+    is_listed = resolved.warm is not None or resolved.scenario.prefill.mode == "selective"
+    while True:
+        stacks = _new_stacks(resolved, n_experts if is_listed else largest - 1)
+        room = (0, 0) if is_listed else (n_layers, n_experts)
+        recency = Recency(np.zeros(room, np.int64), np.zeros((2, *room), np.int64))
+        clock = np.zeros(1, np.int64)
+        for n_done, events in enumerate(workload.events(), start=1):
+            if not is_listed and int(np.diff(events.lookups.offset).max(initial=0)) > largest:
+                is_listed = True
+                break
+            stack_lru_request(
+                events.lookups, events.is_event, events.is_decode, events.n_tokens, clock, stacks, recency
+            )
+            _report(progress, n_done, len(workload.numbers))
+        else:
+            hits = _below(stacks.n_found)
+            if not is_listed:
+                hits = np.concatenate([hits, _below(recency.n_found)[:, :, largest:]], axis=2)
+            return hits, stacks.n_lookups
 
 
 def _decide_sizes(workload: Workload, sizes: npt.NDArray[np.int64], progress: Progress | None) -> HitCurve:

@@ -15,12 +15,11 @@ from moesim.cache.lookups import Lookups
 from moesim.errors import UnsupportedScenarioError
 from moesim.policies.registry import Eviction, Predictor
 from moesim.replay.decider import Decider
+from moesim.replay.stack import ID_BITS
 from moesim.results import Column
 from moesim.workload import Resolved, Workload
 
-# A key orders residents by tick, then id: the lower bits hold the expert's id, which a trace keeps below 2**15.
-_ID_BITS = 16
-_ID_MASK = (1 << _ID_BITS) - 1
+_ID_MASK = (1 << ID_BITS) - 1
 _HIGHEST = 2**62
 
 
@@ -129,7 +128,7 @@ def _lru_request(
                 slot = slot_of_expert[layer, expert]
                 if slot >= 0:
                     n_hits += 1
-                    key_of_slot[layer, slot] = ((first_tick + lookups.last_token[entry]) << _ID_BITS) | expert
+                    key_of_slot[layer, slot] = ((first_tick + lookups.last_token[entry]) << ID_BITS) | expert
             n_lookups[phase, layer] += last - first
             hits[phase, layer] += n_hits
             if n_hits == last - first:
@@ -146,13 +145,13 @@ def _lru_request(
                     for candidate in range(capacity[layer]):
                         lowest = min(lowest, key_of_slot[layer, candidate])
                     # What this event has touched is pinned; where nothing else is left, nothing makes room.
-                    if (lowest >> _ID_BITS) >= first_tick:
+                    if (lowest >> ID_BITS) >= first_tick:
                         break
                     victim = lowest & _ID_MASK
                     slot = slot_of_expert[layer, victim]
                     slot_of_expert[layer, victim] = -1
                 slot_of_expert[layer, expert] = slot
-                key_of_slot[layer, slot] = ((first_tick + lookups.last_token[entry]) << _ID_BITS) | expert
+                key_of_slot[layer, slot] = ((first_tick + lookups.last_token[entry]) << ID_BITS) | expert
         clock[0] += n_tokens[index]
 
 
@@ -205,7 +204,8 @@ def count_hits(workload: Workload, progress: Callable[[int, int], None] | None =
     """
     resolved = workload.resolved
     check_has_no_prefetch(resolved)
-    if resolved.rules.eviction == Eviction.LRU and resolved.pool_bytes < 0:
+    is_plain = resolved.pool_bytes < 0 and not resolved.rules.has_substitution
+    if resolved.rules.eviction == Eviction.LRU and is_plain:
         return _count_lru(workload, progress)
     decider = Decider(workload)
     counts = np.zeros((2, resolved.n_layers, len(Column)), np.int64)

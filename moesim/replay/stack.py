@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moesim.cache.history import History, record_event, record_scores, record_topk_scores
+from moesim.cache.history import History, record_event, record_mrs, record_scores, record_topk_scores
 from moesim.cache.kernels import kernel
 from moesim.cache.lookups import Lookups
 from moesim.policies.demand import SCORES_ALL, SCORES_TOPK
@@ -19,6 +19,8 @@ from moesim.policies.eviction import keep_score
 from moesim.policies.rules import Passes, Rules
 
 NOT_DEMANDED, DEMANDED, TAKEN = 0, 1, 2
+# The lower bits of a key hold the expert's id, which a trace keeps below 2**15.
+ID_BITS = 16
 
 
 class Stacks(NamedTuple):
@@ -26,13 +28,13 @@ class Stacks(NamedTuple):
 
     Attributes
     ----------
-    expert : int64[L, E]
-        The first K experts of a layer are those in K slots.
+    expert : int64[L, P]
+        The first K experts of a layer are those in K slots, up to P slots.
     n_stacked : int64[L]
         Experts in each stack.
     keep : float64[L, E]
         Keep scores.
-    n_found : int64[2, L, E]
+    n_found : int64[2, L, P]
         Lookups found at each place, in prefill and in decode: K slots hit those found at places below K.
     n_lookups : int64[2, L]
         All lookups.
@@ -54,13 +56,28 @@ class Stacks(NamedTuple):
     ranges: npt.NDArray[np.float64]
 
 
-def empty_stacks(n_layers: int, n_experts: int) -> Stacks:
-    """Make stacks that hold nothing, for L layers of at most E experts."""
+class Recency(NamedTuple):
+    """Who was used more recently than whom: LRU's stack beyond the largest event, without a list.
+
+    Attributes
+    ----------
+    key : int64[L, E] or [0, 0]
+        Tick of the last use and id as one number, 0 for what was never used; no room where nobody asks.
+    n_found : int64[2, L, E] or [2, 0, 0]
+        Lookups by how many experts had been used more recently, in prefill and in decode.
+    """
+
+    key: npt.NDArray[np.int64]
+    n_found: npt.NDArray[np.int64]
+
+
+def empty_stacks(n_layers: int, n_experts: int, n_places: int) -> Stacks:
+    """Make stacks that hold nothing, for L layers of at most E experts, up to P slots."""
     return Stacks(
-        np.zeros((n_layers, n_experts), np.int64),
+        np.zeros((n_layers, n_places), np.int64),
         np.zeros(n_layers, np.int64),
         np.zeros((n_layers, n_experts)),
-        np.zeros((2, n_layers, n_experts), np.int64),
+        np.zeros((2, n_layers, n_places), np.int64),
         np.zeros((2, n_layers), np.int64),
         np.zeros(n_experts, np.uint8),
         np.zeros(n_experts, np.int64),
@@ -106,6 +123,7 @@ def _demand(stacks: Stacks, lookups: Lookups, event: int, layer: int, phase: int
     """
     stack, keep, n_found = stacks.expert[layer], stacks.keep[layer], stacks.n_found[phase, layer]
     state, waiting = stacks.state, stacks.waiting
+    n_places = stack.shape[0]
     n_stacked = stacks.n_stacked[layer]
     first, last = lookups.offset[event], lookups.offset[event + 1]
     n_demanded = last - first
@@ -113,7 +131,7 @@ def _demand(stacks: Stacks, lookups: Lookups, event: int, layer: int, phase: int
     for entry in range(first, last):
         state[lookups.expert[entry]] = DEMANDED
     head, tail, next_demanded, n_hits = 0, 0, first, 0
-    for place in range(n_demanded):
+    for place in range(min(n_demanded, n_places)):
         taken = -1
         if place < n_stacked:
             expert = stack[place]
@@ -143,13 +161,33 @@ def _demand(stacks: Stacks, lookups: Lookups, event: int, layer: int, phase: int
         stack[place] = waiting[head]
         head += 1
         place += 1
-    while head < tail:
+    while head < tail and place < n_places:
         stack[place] = waiting[head]
         head += 1
         place += 1
-    stacks.n_stacked[layer] = max(n_stacked, place)
+    stacks.n_stacked[layer] = min(max(n_stacked, place), n_places)
     for entry in range(first, last):
         state[lookups.expert[entry]] = NOT_DEMANDED
+
+
+@kernel
+def _count_newer(recency: Recency, lookups: Lookups, event: int, layer: int, phase: int, first_tick: int) -> None:
+    """Look one event up in all sizes of LRU that hold the largest event.
+
+    Such sizes hold the experts of highest tick, then id, so K slots hit what fewer than K experts come before.
+    """
+    keys = recency.key[layer]
+    first, last = lookups.offset[event], lookups.offset[event + 1]
+    for entry in range(first, last):
+        key = keys[lookups.expert[entry]]
+        if key > 0:
+            n_newer = 0
+            for other in range(keys.shape[0]):
+                n_newer += keys[other] > key
+            recency.n_found[phase, layer, n_newer] += 1
+    for entry in range(first, last):
+        expert = lookups.expert[entry]
+        keys[expert] = ((first_tick + lookups.last_token[entry]) << ID_BITS) | expert
 
 
 @kernel
@@ -160,6 +198,7 @@ def stack_lru_request(
     n_tokens: npt.NDArray[np.int32],
     clock: npt.NDArray[np.int64],
     stacks: Stacks,
+    recency: Recency,
 ) -> None:
     """Take one request through the stacks of LRU.
 
@@ -171,6 +210,8 @@ def stack_lru_request(
         Last tick given to a token; the layers share ticks, as only the order within a layer counts.
     stacks : Stacks
         Updated; the keep score is the tick of last use.
+    recency : Recency
+        Updated where it has room: counts for all sizes that the stacks have no places for.
     """
     n_layers = stacks.n_stacked.shape[0]
     for index in range(is_decode.shape[0]):
@@ -181,6 +222,8 @@ def stack_lru_request(
             for entry in range(lookups.offset[event], lookups.offset[event + 1]):
                 stacks.keep[layer, lookups.expert[entry]] = clock[0] + 1 + lookups.last_token[entry]
             _demand(stacks, lookups, event, layer, is_decode[index])
+            if recency.key.shape[0] > 0:
+                _count_newer(recency, lookups, event, layer, is_decode[index], clock[0] + 1)
         clock[0] += n_tokens[index]
 
 
@@ -221,6 +264,9 @@ def stack_request(rules: Rules, history: History, passes: Passes, lookups: Looku
                 record_scores(history, layer, passes.scores, token, end)
             elif rules.score_source == SCORES_TOPK:
                 record_topk_scores(history, layer, passes.ids, passes.weights, token, end, passes.n_experts[layer])
+            if rules.is_mrs_read:
+                top_p = 2 * passes.top_k[layer] if rules.top_p < 0 else rules.top_p
+                record_mrs(history, layer, passes.n_experts[layer], top_p, rules.decay)
             for place in range(stacks.n_stacked[layer]):
                 expert = stacks.expert[layer, place]
                 stacks.keep[layer, expert] = keep_score(

@@ -1,5 +1,7 @@
 """Curves over cache sizes equal the replays of single sizes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -12,6 +14,7 @@ from moesim.replay.hits import count_hits
 from moesim.replay.simulation import replay
 from moesim.scenario import Scenario
 from moesim.workload import Workload, resolve, untimed_scenario
+from moesim.workload.warmstart import WarmStart
 from tests.bridge import workload_of
 from tests.oracle_input import OracleInput
 from tests.replay.test_replay_hits import ANY_CASE, ROOT, counts_of, has_passes, plain_case, scenario
@@ -49,6 +52,15 @@ def test_lru_curve_equals_single_sizes(inp: OracleInput) -> None:
     check_every_size(inp)
 
 
+@given(inp=oracle_cases(), mode=st.sampled_from(["staging", "skip"]))
+@ANY_CASE
+def test_lru_curve_of_single_tokens_equals_single_sizes(inp: OracleInput, mode: str) -> None:
+    """The same where no event demands more than one token's experts, so that recency alone serves most sizes."""
+    inp = plain_case(inp, scope="per_layer", prefill=mode, eviction="lru", warm_start="empty")
+    assume(has_passes(inp))
+    check_every_size(inp)
+
+
 @given(inp=oracle_cases(max_decode_tokens=3))
 @ANY_CASE
 def test_curves_equal_single_sizes(inp: OracleInput) -> None:
@@ -60,7 +72,7 @@ def test_curves_equal_single_sizes(inp: OracleInput) -> None:
 
 def real_scenario(trace: str, policy: str, slots: int) -> Scenario:
     """Give a scenario on a real trace."""
-    source = "topk" if policy in {"history", "score"} else "all"
+    source = "topk" if policy in {"history", "score", "mrs"} else "all"
     fields = {"cache": {"slots": slots}, "eviction": {"policy": policy}, "score_source": source}
     return untimed_scenario(ROOT / "traces" / f"{trace}.parquet", fields)
 
@@ -92,6 +104,22 @@ def test_reference_curves(policy: str, expected: list[float]) -> None:
     """Mean hit rates on the real trace at 4, 8, 16 and 24 slots are those counted by another program."""
     curve = hit_curve(Workload(resolve(scenario(8, policy))), (24, 4, 16, 8))
     assert curve.mean_rates().round(4).tolist() == expected
+
+
+@pytest.mark.parametrize("policy", ["lru", "ema", "belady"])
+@pytest.mark.parametrize("n_ranked", [3, 20])
+def test_curves_start_from_a_ranking(policy: str, n_ranked: int) -> None:
+    """Slots that are filled at the start, with more or fewer experts than they hold, are filled at every size."""
+    ranking = tuple(np.roll(np.arange(32), 5 * layer + 7)[:n_ranked] for layer in range(24))
+
+    def workload(slots: int) -> Workload:
+        resolved = resolve(scenario(slots, policy, requests={"limit": 1}))
+        return Workload(dataclasses.replace(resolved, warm=WarmStart(ranking, None)))
+
+    curve = hit_curve(workload(0))
+    assert (curve.hits != hit_curve(Workload(resolve(scenario(0, policy, requests={"limit": 1})))).hits).any()
+    for size in (1, 3, 6, 20, 30):
+        np.testing.assert_array_equal(curve.hits[size], count_hits(workload(size)).hits, f"hits with {size} slots")
 
 
 def test_worst_layers() -> None:
