@@ -35,9 +35,9 @@ def emit(json_object: Mapping[str, Any], as_json: bool, renderable: RenderableTy
     Console().print(renderable if renderable is not None else key_values(json_object))
 
 
-def print_error(message: str) -> None:
+def print_error(message: str, program: str = "moesim") -> None:
     """Write one line to standard error, whatever breaks the message has."""
-    print("moesim: error: " + " ".join(message.split()), file=sys.stderr)
+    print(f"{program}: error: " + " ".join(message.split()), file=sys.stderr)
 
 
 def check_writable(path: Path, setting: str, *, is_folder: bool) -> None:

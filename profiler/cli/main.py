@@ -1,22 +1,15 @@
 """The command line's entry: commands that load when one is asked for, and one way to fail."""
 
 import importlib
-import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from moesim import __version__
-from moesim.errors import ConfigError, MoesimError
-
-EXIT_OK = 0
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
-
-# Typer exports one of its errors by name; what that derives from is also raised for unknown commands and options.
-_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+from moesim.cli.ending import run_app
+from moesim.errors import ConfigError
 
 # Loading torch takes seconds, so each command is imported when it is run: name to "module:function".
 COMMANDS = {
@@ -93,23 +86,6 @@ def _root(
     """Record and measure Mixture-of-Experts models on a device."""
 
 
-def _fail(message: str) -> int:
-    """Write one line to standard error and give the exit code."""
-    print("moesim-profiler: error: " + " ".join(message.split()), file=sys.stderr)
-    return EXIT_ERROR
-
-
-def _usage_failure(error: Any) -> int:
-    """Say in one line what is wrong with the words of a call, and where its help is."""
-    message = error.format_message()
-    if "\n" in message:
-        # A call without a command answers with the help.
-        print(message)
-        return EXIT_ERROR
-    command = error.ctx.command_path if error.ctx is not None else "moesim-profiler"
-    return _fail(f"{message.rstrip('.')}; see '{command} --help'")
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -123,17 +99,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
     int
         0 when all went well, 2 after an error of the user's input (one line on standard error), 130 after Ctrl-C.
     """
-    try:
-        words = None if arguments is None else list(arguments)
-        code = app(words, prog_name="moesim-profiler", standalone_mode=False)
-    except _UsageError as error:
-        return _usage_failure(error)
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_ERROR
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except MoesimError as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-    return code if isinstance(code, int) else EXIT_OK
+    return run_app(app, "moesim-profiler", arguments)
