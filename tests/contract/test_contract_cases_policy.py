@@ -17,7 +17,7 @@ from tests.oracle_builders import case, decode, one_layer
 from tests.trace.trace_helpers import rows_for, write_rows
 
 EVERY_POLICY = (
-    "lru", "fifo", "lfu", "lfu_window", "ema", "lfru", "least_stale", "random", "history", "score", "belady",
+    "lru", "fifo", "lfu", "lfu_window", "ema", "lfru", "least_stale", "random", "history", "score", "mrs", "belady",
 )  # fmt: skip
 NO_COMPUTE = dict.fromkeys(("dense_ns", "attention_ns", "router_ns", "shared_ns", "expert_ns", "head_ns"), 0)
 

@@ -16,7 +16,7 @@ from tests.strategies import oracle_cases, oracle_costs
 
 LOGICAL = [
     "n_selections", "n_lookups", "n_misses", "n_transient", "n_prefetches", "n_prefetch_used", "n_prefetch_wasted",
-    "n_evictions", "demand_bytes", "prefetch_bytes",
+    "n_evictions", "n_substituted", "demand_bytes", "prefetch_bytes",
 ]  # fmt: skip
 IDENTITY = ["kind", "request", "step", "layer", "expert", "n_bytes"]
 

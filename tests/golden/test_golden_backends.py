@@ -92,6 +92,10 @@ WITH_SCORES = {
         "eviction.policy": "score", "prefetch.predictor": "lookahead", "prefetch.rule": "backlog", "prefetch.depth": 4,
         "prefetch.guard": True, "link.discipline": "fifo", "prefill.mode": "selective",
     },
+    "mrs, low misses served by stand-ins": {
+        "eviction.policy": "mrs", "substitution.alpha": 0.02, "prefetch.predictor": "lookahead",
+        "prefetch.rule": "paper", "prefetch.depth": 4,
+    },
 }  # fmt: skip
 
 
