@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from moesim.cache.history import empty_history, record_event
-from moesim.cache.kernels import NEVER
 from moesim.policies.eviction import fill_keep_scores
 from moesim.run import run_scenario
 from moesim.scenario import Scenario, build_scenario
@@ -284,6 +283,6 @@ def test_c14_victims_of_equal_score_leave_by_lowest_id(backend):
 def test_never_is_the_future_of_what_is_not_used_again():
     """Without a next use an expert is further away than any event."""
     workload = workload_of(case(one_layer([0], [1], [0]), n_experts=[3], top_k=[1], slots=[2], eviction="belady"))
-    assert workload.new_history().next_use[0].tolist() == [1, 2, NEVER]
+    assert workload.new_history().next_use[0].tolist() == [1, 2, 2**62]
     (prepared,) = workload.requests()
-    assert prepared.lookups.next_event.tolist() == [3, NEVER, NEVER]
+    assert prepared.lookups.next_event.tolist() == [3, 2**62, 2**62]
