@@ -33,5 +33,13 @@ check: $(VENV)/.installed-dev
 	$(BIN)/moesim replay experiments/demo/demo.toml --limit 1 --no-bound > /dev/null
 	$(BIN)/python -m pytest -n 2 --dist loadscope
 
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+## bench: speed as ratios in one run (engine, libCacheSim, growth, devices, sizes, Parquet): tables and out/bench.json
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m bench --out $(OUT)/bench.json $(BENCH)
+
 clean:
 	rm -rf $(VENV) $(OUT)

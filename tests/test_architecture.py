@@ -102,6 +102,7 @@ FENCES = {
     "torch": (),
     "transformers": (),
     "profiler": (),
+    "libcachesim": (),
     "simpy": ("moesim/engine",),
     "numba": ("moesim/cache", "moesim/policies", "moesim/replay"),
     "matplotlib": ("moesim/plots", "moesim/report"),
