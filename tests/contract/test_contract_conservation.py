@@ -185,7 +185,8 @@ def test_nothing_pinned_leaves(inp: OracleInput) -> None:
     with pytest.MonkeyPatch.context() as patch:
         checks = [_watch_demand(patch), _watch_prefetch(patch), _watch_hash_prefetch(patch)]
         run_case(inp, "simpy")
-    assert sum(map(len, checks)) > 0 or inp.settings.prefill == "staging"
+    # A run of prompts alone, all of them staged, decides nothing.
+    assert sum(map(len, checks)) > 0 or inp.settings.prefill in {"staging", "auto"}
 
 
 def _resident(slots) -> set[tuple[int, int]]:
