@@ -294,6 +294,12 @@ def make_room(link: LinkState, n_new: int) -> tuple[LinkState, npt.NDArray[np.in
     int64[N, 12]
         The copies that are done with (they ran, or were dropped), where they are kept for the result.
     """
+    if link.cursor[N_WAITING] == 0 and not link.keeps_copies and n_new <= len(link.table):
+        # The usual case between requests: nothing of the table is needed any more.
+        link.copy_of[:] = UNKNOWN
+        link.head[:], link.tail[:] = 0, 0
+        link.cursor[N_ROWS], link.cursor[RUNNING] = 0, UNKNOWN
+        return link, link.table[:0]
     n_rows = int(link.cursor[N_ROWS])
     table = link.table[:n_rows]
     is_kept = (table[:, STARTED] < 0) & (link.is_dead[:n_rows] == 0)

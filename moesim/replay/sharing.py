@@ -103,7 +103,8 @@ def replay_shared(
         n_done += len(chunk) * len(workloads)
         if progress is not None:
             progress(n_done, len(first.numbers) * len(workloads))
-    return [clock.result() for clock in clocks]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(Clock.result, clocks))
 
 
 def _chunks(requests: Iterable[PreparedRequest], size: int) -> Iterator[list[PreparedRequest]]:
