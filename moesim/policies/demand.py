@@ -78,7 +78,7 @@ def decide_demand(
     open_moment(log, moment)
     n_misses = _classify(slots, lookups, log, layer, first, last, row)
     row[N_SELECTIONS] = lookups.n_selections[event]
-    _record(rules, history, passes, lookups, index, layer, first, last)
+    record_lookups(rules, history, passes, lookups, index, layer)
     slots.is_pinned[layer, :] = 0
     for entry in range(first, last):
         if log.outcome[entry] == RESIDENT:
@@ -123,17 +123,20 @@ def _classify(
 
 
 @kernel
-def _record(
-    rules: Rules,
-    history: History,
-    passes: Passes,
-    lookups: Lookups,
-    index: int,
-    layer: int,
-    first: int,
-    last: int,
-) -> None:
-    """Bring the layer's history up to this event."""
+def record_lookups(rules: Rules, history: History, passes: Passes, lookups: Lookups, index: int, layer: int) -> None:
+    """Bring a layer's history up to one event, in every part that a policy reads.
+
+    Parameters
+    ----------
+    rules, passes, lookups
+        Policies, tokens and events of the request.
+    history : History
+        Updated in place.
+    index, layer : int
+        Pass and layer of the event.
+    """
+    event = index * passes.n_experts.shape[0] + layer
+    first, last = lookups.offset[event], lookups.offset[event + 1]
     token, end = passes.pass_start[index], passes.pass_start[index + 1]
     next_event = lookups.next_event[first:last] if lookups.next_event.shape[0] > 0 else lookups.next_event
     record_event(

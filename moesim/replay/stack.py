@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moesim.cache.history import History, record_event, record_mrs, record_scores, record_topk_scores
+from moesim.cache.history import History
 from moesim.cache.kernels import kernel
 from moesim.cache.lookups import Lookups
-from moesim.policies.demand import SCORES_ALL, SCORES_TOPK
+from moesim.policies.demand import record_lookups
 from moesim.policies.eviction import keep_score
 from moesim.policies.rules import Passes, Rules
 
@@ -242,31 +242,11 @@ def stack_request(rules: Rules, history: History, passes: Passes, lookups: Looku
     """
     n_layers = stacks.n_stacked.shape[0]
     for index in range(passes.is_decode.shape[0]):
-        token, end = passes.pass_start[index], passes.pass_start[index + 1]
         for layer in range(n_layers):
             event = index * n_layers + layer
             if passes.is_event[event] == 0:
                 continue
-            first, last = lookups.offset[event], lookups.offset[event + 1]
-            next_event = lookups.next_event[first:last] if lookups.next_event.shape[0] > 0 else lookups.next_event
-            record_event(
-                history,
-                layer,
-                end - token,
-                lookups.expert[first:last],
-                lookups.last_token[first:last],
-                next_event,
-                rules.decay,
-                rules.is_ema_read,
-                rules.is_window_read,
-            )
-            if rules.score_source == SCORES_ALL:
-                record_scores(history, layer, passes.scores, token, end)
-            elif rules.score_source == SCORES_TOPK:
-                record_topk_scores(history, layer, passes.ids, passes.weights, token, end, passes.n_experts[layer])
-            if rules.is_mrs_read:
-                top_p = 2 * passes.top_k[layer] if rules.top_p < 0 else rules.top_p
-                record_mrs(history, layer, passes.n_experts[layer], top_p, rules.decay)
+            record_lookups(rules, history, passes, lookups, index, layer)
             for place in range(stacks.n_stacked[layer]):
                 expert = stacks.expert[layer, place]
                 stacks.keep[layer, expert] = keep_score(
