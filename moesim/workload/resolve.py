@@ -101,6 +101,7 @@ class Resolved:
             "scope": scenario.cache.scope,
             "slots": capacity[0] if len(capacity) == 1 else [int(slots) for slots in self.capacity],
             "pool_bytes": self.pool_bytes if self.pool_bytes >= 0 else None,
+            "cache_bytes": self.pool_bytes if self.pool_bytes >= 0 else int((self.capacity * self.expert_bytes).sum()),
             "memory_plan": self.memory.as_dict() if self.memory is not None else None,
             "expert_bytes": sorted({int(n_bytes) for n_bytes in self.expert_bytes}),
             "warm_start": scenario.cache.warm_start,
