@@ -15,7 +15,7 @@ from moesim.cli.output import check_writable, emit, progress_bar
 from moesim.cli.planning import chosen_scenarios
 from moesim.errors import ConfigError
 from moesim.files import write_text
-from moesim.metrics.bootstrap import CONFIDENCE, N_RESAMPLES, Interval
+from moesim.metrics.bootstrap import LEVEL, N_RESAMPLES, Interval
 from moesim.scenario import Scenario
 from moesim.trace import TraceReader
 from moesim.units import ns_to_ms
@@ -95,7 +95,7 @@ def _values(question: Question, scenario: Scenario, allocation: Allocation) -> d
         "scenario_hash": scenario.content_hash,
         "seed": scenario.seed,
         "fit_frac": question.fit_frac,
-        "confidence": CONFIDENCE,
+        "confidence": LEVEL,
         "n_resamples": N_RESAMPLES,
         "total_slots": sum(allocation.slots),
         **dataclasses.asdict(allocation),
@@ -158,9 +158,7 @@ def _interval(interval: Interval, factor: float) -> str:
 
 def _verdict(allocation: Allocation) -> str:
     """Say whether the difference is more than chance."""
-    text = (
-        f"{sum(allocation.slots)} slots in all. Differences are to equal slots, with their {CONFIDENCE:.0%} intervals "
-    )
+    text = f"{sum(allocation.slots)} slots in all. Differences are to equal slots, with their {LEVEL:.0%} intervals "
     lines = [f"{text}(paired bootstrap over requests); decode steps only."]
     if allocation.slots == allocation.uniform_slots:
         lines.append("These are equal slots: there is no difference to judge.")

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moesim.bounds import bound_scenarios
 from moesim.cli.output import check_writable, emit, progress_bar
 from moesim.errors import ConfigError, UnknownNameError
 from moesim.files import write_text
-from moesim.report import Entry, Role, bound_scenarios, entry, report_json, report_table
+from moesim.report import Entry, Role, entry, report_json, report_table
 from moesim.run import run_scenario, run_scenarios
 from moesim.scenario import Scenario, load_scenarios, parse_override, to_toml
 from moesim.timeline import write_timeline

@@ -15,12 +15,15 @@ def sweep(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting of every point.")
     ] = None,
+    bounds: Annotated[
+        bool, typer.Option("--bounds/--no-bounds", help="Run the clairvoyant bounds beside the points.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Run grids, lists and ablations of scenarios; write tidy tables; compare with intervals."""
     # Imported here: numpy, pandas and the compiler would slow every --help down.
     from moesim.cli.sweeping import SweepCall, answer  # noqa: PLC0415
 
-    code = answer(SweepCall(path, out, workers, tuple(settings or ()), as_json))
+    code = answer(SweepCall(path, out, workers, tuple(settings or ()), bounds, as_json))
     if code:
         raise typer.Exit(code)

@@ -21,7 +21,7 @@ from moesim.units import ns_to_ms
 
 EXIT_FAILED_POINTS = 2
 
-# A log that nobody watches needs a line now and then, not one per point.
+# A log that nobody watches needs a line now and then, not one per run.
 _LINE_EVERY_S = 5.0
 _TELLING = 3
 _MOST_ROWS = 40
@@ -42,6 +42,8 @@ class SweepCall:
         Most processes; None: one per processor.
     settings : tuple of str
         Overrides as ``KEY=VALUE``.
+    with_bounds : bool
+        Run the clairvoyant bounds too.
     as_json : bool
         Print JSON.
     """
@@ -50,6 +52,7 @@ class SweepCall:
     out: Path
     workers: int | None
     settings: tuple[str, ...]
+    with_bounds: bool
     as_json: bool
 
 
@@ -71,7 +74,8 @@ def answer(call: SweepCall) -> int:
     sweep = load_sweep(call.path, dict(map(parse_override, call.settings)))
     check_writable(call.out, "--out", is_folder=True)
     with _progress() as advance:
-        result = run_sweep(sweep, call.out, n_workers=call.workers or cpu_count(), progress=advance)
+        n_workers = call.workers or cpu_count()
+        result = run_sweep(sweep, call.out, n_workers=n_workers, with_bounds=call.with_bounds, progress=advance)
     emit(_json(result, call.out), call.as_json, _report(result, call.out))
     if not result.failed:
         return 0
@@ -85,9 +89,9 @@ def answer(call: SweepCall) -> int:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Tell on stderr how many points are done and how long the rest may take: a bar, or lines where no one watches."""
+    """Tell on stderr how many runs are done and how long the rest may take: a bar, or lines where no one watches."""
     if Console(stderr=True).is_terminal:
-        with progress_bar("points") as advance:
+        with progress_bar("runs") as advance:
             yield advance
         return
     start_s = last_s = time.monotonic()
@@ -99,13 +103,13 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         if n_resumed is None:
             n_resumed = done
             if done:
-                print(f"moesim: {done} of {total} points are there already", file=sys.stderr)
+                print(f"moesim: {done} of {total} runs are there already", file=sys.stderr)
         elif done == total or now_s - last_s >= _LINE_EVERY_S:
             last_s = now_s
             n_own = done - n_resumed
             # The first points also wait for processes to start and kernels to be compiled.
             left = f", about {(now_s - start_s) / n_own * (total - done):.0f} s left" if n_own >= _TELLING else ""
-            print(f"moesim: {done} of {total} points done{left}", file=sys.stderr)
+            print(f"moesim: {done} of {total} runs done{left}", file=sys.stderr)
 
     yield advance_line
 
@@ -202,4 +206,20 @@ def _notes(result: SweepResult, out: Path) -> Iterator[str]:
         yield f"{name} failed: {end.error_class}: {end.error}"
     if result.n_others:
         yield f"{result.n_others} points of other sweeps stay in {out / 'points'} and are left out here"
-    yield f"Written to {out}: sweep.parquet (points), requests.parquet (requests of points), comparison.json"
+    yield from _bound_notes(result)
+    yield (
+        f"Written to {out}: sweep.parquet (points), requests.parquet and layers.parquet (of points), bounds.parquet, "
+        "comparison.json"
+    )
+    yield f"moesim plot {out} --out {out / 'plots'} draws them"
+
+
+def _bound_notes(result: SweepResult) -> Iterator[str]:
+    """Say what bounds are, and which of them could not be run although their points could."""
+    if not result.bounds:
+        return
+    yield f"Clairvoyant bounds: {len(result.bounds)} runs that read the future, in bounds.parquet, for plots"
+    for bound in result.bounds:
+        end = result.outcomes[bound.scenario.content_hash]
+        if end.status == "failed" and any(result.outcomes[key].status == "ok" for key in bound.of):
+            yield f"{bound.scenario.name} failed: {end.error_class}: {end.error}"

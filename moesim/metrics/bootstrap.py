@@ -5,8 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moesim.seeding import generators
+
+LEVEL = 0.95
 N_RESAMPLES = 2000
-CONFIDENCE = 0.95
+SEED = 0
+STREAM = "paired bootstrap over requests"
+# With n differences of either sign equally likely, all have one sign with probability 2 / 2**n, and then every resample
+# has it too: below 6 requests an interval would exclude 0 by chance more often than its level admits.
+MIN_REQUESTS = 6
+
+_CHUNK_VALUES = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +27,7 @@ class Interval:
     estimate : float
         On the requests as they are.
     low, high : float or None
-        Ends of the percentile interval (`CONFIDENCE`); None below two requests, which tell nothing of others.
+        Ends of the percentile interval (`LEVEL`); None below two requests, which tell nothing of others.
     """
 
     estimate: float
@@ -63,6 +72,42 @@ def paired_ratio_difference(
     drawn = rng.multinomial(n_requests, np.full(n_requests, 1 / n_requests), size=N_RESAMPLES)
     totals = drawn @ weights
     resampled = (drawn @ difference)[totals > 0] / totals[totals > 0]
-    tail = (1 - CONFIDENCE) / 2
+    tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return Interval(estimate, float(low), float(high))
+
+
+def mean_interval(
+    sample: npt.NDArray[np.float64], *, level: float = LEVEL, n_resamples: int = N_RESAMPLES, seed: int = SEED
+) -> tuple[float, float]:
+    """Give the percentile bootstrap interval of a mean.
+
+    Parameters
+    ----------
+    sample : float64[N]
+        One per request, N at least 1.
+    level : float
+        Probability that the interval covers.
+    n_resamples : int
+        How often N values are drawn with replacement.
+    seed : int
+        Of the stream `STREAM`: an equal sample gives an equal interval, whatever was compared before.
+
+    Returns
+    -------
+    (float, float)
+        Lower and upper bound, in the unit of the sample.
+
+    Notes
+    -----
+    Efron's percentile method: the quantiles (1 - level) / 2 and (1 + level) / 2 of the resampled means.
+    """
+    generator = generators(seed, STREAM)[STREAM]
+    size = len(sample)
+    means = np.empty(n_resamples)
+    rows = max(1, _CHUNK_VALUES // size)
+    for start in range(0, n_resamples, rows):
+        stop = min(start + rows, n_resamples)
+        means[start:stop] = sample[generator.integers(0, size, (stop - start, size))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], method="linear")
+    return float(low), float(high)

@@ -3,7 +3,6 @@
 What belongs here: choosing, naming and laying out numbers. What does not: computing them, printing, drawing.
 """
 
-from moesim.report.bounds import bound_scenarios
 from moesim.report.entries import Entry, Floor, Role, entry, floors
 from moesim.report.notes import notes, provenance_lines
 from moesim.report.pairs import prefetch_effects
@@ -13,7 +12,6 @@ __all__ = [
     "Entry",
     "Floor",
     "Role",
-    "bound_scenarios",
     "entry",
     "floors",
     "notes",

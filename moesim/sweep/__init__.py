@@ -1,6 +1,6 @@
 """Many scenarios from one file: run on several processes, resumable, with tables and honest comparisons."""
 
-from moesim.sweep.compare import METHOD, Arm, Compared, Difference, bootstrap_interval, paired_difference
+from moesim.sweep.compare import METHOD, Arm, Compared, Difference, paired_difference
 from moesim.sweep.definition import Comparison, Point, Sweep, load_sweep, varying_settings
 from moesim.sweep.outcome import Outcome
 from moesim.sweep.runner import SweepResult, run_sweep
@@ -15,7 +15,6 @@ __all__ = [
     "Point",
     "Sweep",
     "SweepResult",
-    "bootstrap_interval",
     "load_sweep",
     "paired_difference",
     "run_sweep",

@@ -8,27 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from moesim.seeding import generators
+from moesim.metrics.bootstrap import LEVEL, MIN_REQUESTS, N_RESAMPLES, SEED, mean_interval
 from moesim.sweep.definition import Comparison, Sweep
 from moesim.sweep.outcome import Outcome
 
-LEVEL = 0.95
-N_RESAMPLES = 2000
-SEED = 0
-STREAM = "paired bootstrap over requests"
-# With n differences of either sign equally likely, all have one sign with probability 2 / 2**n, and then every resample
-# has it too: below 6 requests an interval would exclude 0 by chance more often than its level admits.
-MIN_REQUESTS = 6
 METHOD = (
     f"percentile bootstrap ({100 * LEVEL:.0f} %, {N_RESAMPLES} resamples, seed {SEED}) of the mean of paired "
     "differences, one per request; not corrected for the number of comparisons"
 )
 
 Verdict = Literal["faster", "slower", "within noise", "no difference", "too few requests", "not comparable", "failed"]
-
-_CHUNK_VALUES = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,42 +106,6 @@ class Compared:
         return {"title": self.title, "baseline": self.baseline, "arms": [asdict(arm) for arm in self.arms]}
 
 
-def bootstrap_interval(
-    differences: npt.NDArray[np.float64], *, level: float = LEVEL, n_resamples: int = N_RESAMPLES, seed: int = SEED
-) -> tuple[float, float]:
-    """Give the percentile bootstrap interval of a mean.
-
-    Parameters
-    ----------
-    differences : float64[N]
-        One per request, N at least 1.
-    level : float
-        Probability that the interval covers.
-    n_resamples : int
-        How often N differences are drawn with replacement.
-    seed : int
-        Of the stream `STREAM`: equal differences give an equal interval, whatever was compared before.
-
-    Returns
-    -------
-    (float, float)
-        Lower and upper bound, in the unit of the differences.
-
-    Notes
-    -----
-    Efron's percentile method: the quantiles (1 - level) / 2 and (1 + level) / 2 of the resampled means.
-    """
-    generator = generators(seed, STREAM)[STREAM]
-    size = len(differences)
-    means = np.empty(n_resamples)
-    rows = max(1, _CHUNK_VALUES // size)
-    for start in range(0, n_resamples, rows):
-        stop = min(start + rows, n_resamples)
-        means[start:stop] = differences[generator.integers(0, size, (stop - start, size))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], method="linear")
-    return float(low), float(high)
-
-
 def paired_difference(ours: Outcome, theirs: Outcome) -> Difference:
     """Compare the TPOT of two points request by request.
 
@@ -172,7 +126,7 @@ def paired_difference(ours: Outcome, theirs: Outcome) -> Difference:
     mean_ns = float(differences.mean())
     if len(differences) < MIN_REQUESTS:
         return Difference(len(differences), mean_ns, None, None)
-    return Difference(len(differences), mean_ns, *bootstrap_interval(differences))
+    return Difference(len(differences), mean_ns, *mean_interval(differences))
 
 
 def _tpot_ns(outcome: Outcome) -> dict[tuple[object, ...], float]:

@@ -315,9 +315,21 @@ def varying_settings(points: Sequence[Point]) -> dict[str, list[object]]:
     dict of str to list
         Dotted setting, in the order of the scenario's fields, to one value per point as JSON has it.
     """
+    columns = _all_settings(points)
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def common_settings(points: Sequence[Point]) -> dict[str, object]:
+    """Give every setting with one value among all points, under its dotted name; infinity as text, for JSON."""
+    columns = _all_settings(points)
+    common = {key: values[0] for key, values in columns.items() if all(value == values[0] for value in values)}
+    return {key: "inf" if value == math.inf else value for key, value in common.items()}
+
+
+def _all_settings(points: Sequence[Point]) -> dict[str, list[object]]:
+    """Give every setting with one value per point, in the order of the scenario's fields."""
     flat = [flatten(point.scenario.model_dump(mode="json", exclude={"name", "backend"})) for point in points]
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     # A group that is absent in some points is a plain None there; its settings tell the same.
     keys = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
-    columns = {key: [settings.get(key) for settings in flat] for key in keys}
-    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+    return {key: [settings.get(key) for settings in flat] for key in keys}

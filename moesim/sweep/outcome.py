@@ -11,15 +11,29 @@ import pandas as pd
 
 from moesim.errors import TraceFormatError
 from moesim.metrics import compute_metrics, tpot_frame
-from moesim.results import RunResult
+from moesim.metrics.bootstrap import MIN_REQUESTS, mean_interval
+from moesim.results import COLUMN_NAMES, SUMMED, RunResult
 from moesim.scenario import Scenario
 
-OUTCOME_VERSION = 1
+OUTCOME_VERSION = 2
 
 Scalar = int | float | str | None
 
 _SPREAD = {"n", "mean", "p50", "p95", "p99"}
-_INFO = ("model", "device", "slots", "pool_bytes", "warm_start", "score_source", "notes")
+_INFO = (
+    "model",
+    "device",
+    "slots",
+    "pool_bytes",
+    "cache_bytes",
+    "warm_start",
+    "score_source",
+    "score_kind",
+    "trace_provenance",
+    "device_provenance",
+    "notes",
+)
+_LAYER_COUNTERS = tuple(COLUMN_NAMES[column] for column in SUMMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,8 @@ class Outcome:
         What its settings came to: model, device, slots, notes.
     requests : dict of str to list
         Columns with one value per request.
+    layers : dict of str to list
+        Columns with one value per phase and layer, summed over requests.
     digest : str or None
         SHA-256 over all numbers of its steps and requests: equal for runs that agree in every one.
     """
@@ -51,6 +67,7 @@ class Outcome:
     metrics: Mapping[str, Scalar] | None = None
     info: Mapping[str, Scalar] | None = None
     requests: Mapping[str, list[Any]] | None = None
+    layers: Mapping[str, list[Any]] | None = None
     digest: str | None = None
 
     def to_json(self) -> str:
@@ -102,11 +119,31 @@ def outcome_of(result: RunResult) -> Outcome:
     return Outcome(
         result.scenario_hash,
         "ok",
-        metrics=scalars(compute_metrics(result).as_dict()),
-        info={name: _info_text(result.info[name]) for name in _INFO if name in result.info},
+        metrics=_metrics(result),
+        info=_info(result.info),
         requests=_request_columns(result),
+        layers=_layer_columns(result),
         digest=_digest(result),
     )
+
+
+def _metrics(result: RunResult) -> dict[str, Scalar]:
+    """Give the scalars of a run's metrics, and what only a comparison of many runs asks for.
+
+    Added are the interval of the mean TPOT over requests (null where there are too few), the output head's part of a
+    step's compute, and the share of routing weight that stand-ins serve.
+    """
+    flat = scalars(compute_metrics(result).as_dict())
+    tpot_ns = tpot_frame(result)["tpot_ns"].dropna().to_numpy(np.float64)
+    low_ns, high_ns = mean_interval(tpot_ns) if len(tpot_ns) >= MIN_REQUESTS else (None, None)
+    decode = result.steps[result.steps["phase"] == "decode"]
+    share = result.requests["stand_in_weight_frac"].mean()
+    return flat | {
+        "tpot_mean_low_ns": low_ns,
+        "tpot_mean_high_ns": high_ns,
+        "step_head_ns": float(decode["head_ns"].mean()) if len(decode) else None,
+        "stand_in_weight_frac": None if np.isnan(share) else float(share),
+    }
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -144,6 +181,13 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, Scalar]:
     return flat
 
 
+def _info(info: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Give what settings came to, and the bytes that a memory plan gives away."""
+    texts = {name: _info_text(info[name]) for name in _INFO if name in info}
+    plan = info.get("memory_plan")
+    return texts | {"planned_bytes": plan["device_bytes"] - plan["free_bytes"] if plan else None}
+
+
 def _info_text(value: Any) -> Scalar:
     """Write lists as text, so that a table can hold them."""
     if isinstance(value, list):
@@ -173,6 +217,14 @@ def _request_columns(result: RunResult) -> dict[str, list[Any]]:
     columns = {str(name): values.astype(object).where(values.notna(), None).tolist() for name, values in frame.items()}
     columns["ttft_ns"] = [None if value is None else int(value) for value in columns["ttft_ns"]]
     return columns
+
+
+def _layer_columns(result: RunResult) -> dict[str, list[Any]]:
+    """Give every counter summed over requests, one value per phase and layer; phases that did not occur are absent."""
+    names = ["phase", "layer"]
+    sums = result.layers.groupby(names, sort=True, observed=True)[list(_LAYER_COUNTERS)].sum().reset_index()
+    sums["phase"] = sums["phase"].astype(str)
+    return {str(name): values.tolist() for name, values in sums.items()}
 
 
 def _digest(result: RunResult) -> str:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moesim.ablation.tables import TABLE_VERSION
+from moesim.bounds import Bound, bounds_of
 from moesim.files import write_text
 from moesim.sweep.compare import METHOD, Compared, compare, identical_points
-from moesim.sweep.definition import Sweep
+from moesim.sweep.definition import Sweep, common_settings
 from moesim.sweep.execute import run_points
 from moesim.sweep.outcome import Outcome
 from moesim.sweep.store import Store, digest_inputs
-from moesim.sweep.tables import TABLE_VERSION, requests_table, sweep_table, write_table
+from moesim.sweep.tables import bounds_table, layers_table, requests_table, sweep_table, write_table
 
 Progress = Callable[[int, int], None]
 
@@ -26,7 +28,9 @@ class SweepResult:
     sweep : Sweep
         The points.
     outcomes : dict of str to Outcome
-        Key to outcome, of every point.
+        Key to outcome, of every point and bound.
+    bounds : tuple of Bound
+        The clairvoyant runs beside the points.
     comparisons : tuple of Compared
         Differences with their intervals.
     identical : list of tuple of str
@@ -39,6 +43,7 @@ class SweepResult:
 
     sweep: Sweep
     outcomes: dict[str, Outcome]
+    bounds: tuple[Bound, ...]
     comparisons: tuple[Compared, ...]
     identical: list[tuple[str, ...]]
     n_resumed: int
@@ -58,10 +63,13 @@ class SweepResult:
             "comparisons": [compared.as_dict() for compared in self.comparisons],
             "identical": [list(names) for names in self.identical],
             "duplicates": [list(pair) for pair in self.sweep.duplicates],
+            "common_settings": common_settings(self.sweep.points),
         }
 
 
-def run_sweep(sweep: Sweep, folder: Path, *, n_workers: int = 1, progress: Progress | None = None) -> SweepResult:
+def run_sweep(
+    sweep: Sweep, folder: Path, *, n_workers: int = 1, with_bounds: bool = True, progress: Progress | None = None
+) -> SweepResult:
     """Run the points of a sweep that a folder does not have yet, and write its tables.
 
     Parameters
@@ -69,13 +77,15 @@ def run_sweep(sweep: Sweep, folder: Path, *, n_workers: int = 1, progress: Progr
     sweep : Sweep
         The points.
     folder : Path
-        Holds one file per finished point under ``points``; in the end ``sweep.parquet``, ``requests.parquet`` and
-        ``comparison.json``. Points are known by the hash of their settings, so a sweep that has changed since takes
-        over the points that are equal.
+        Holds one file per finished point or bound under ``points``; in the end ``sweep.parquet``, ``requests.parquet``,
+        ``layers.parquet``, ``bounds.parquet`` and ``comparison.json``. Points are known by the hash of their settings,
+        so a sweep that has changed since takes over the points that are equal.
     n_workers : int
         Most processes; the tables are the same bytes at any number.
+    with_bounds : bool
+        Also run one clairvoyant bound per set of points that differ in their policies only, see `moesim.bounds`.
     progress : callable, optional
-        Called with points done and points in all, first with those that were there already.
+        Called with runs (points and bounds) done and in all, first with those that were there already.
 
     Returns
     -------
@@ -89,24 +99,30 @@ def run_sweep(sweep: Sweep, folder: Path, *, n_workers: int = 1, progress: Progr
         If the folder cannot be written to.
     """
     keys = [point.key for point in sweep.points]
+    bounds = bounds_of([point.scenario for point in sweep.points]) if with_bounds else ()
+    # A point may be a bound itself; it is run once.
+    runs = {scenario.content_hash: scenario for scenario in (bound.scenario for bound in bounds)}
+    runs = {point.key: point.scenario for point in sweep.points} | runs
     with Store(folder) as store:
         store.check_inputs(digest_inputs(_paths(sweep)))
-        outcomes = store.finished(keys)
-        n_resumed = len(outcomes)
+        outcomes = store.finished(runs)
+        n_resumed = len(outcomes.keys() & set(keys))
         if progress is not None:
-            progress(n_resumed, len(keys))
-        missing = [point.scenario for point in sweep.points if point.key not in outcomes]
+            progress(len(outcomes), len(runs))
+        missing = [scenario for key, scenario in runs.items() if key not in outcomes]
         for outcome in run_points(missing, n_workers, store.scratch):
             store.put(outcome)
             outcomes[outcome.key] = outcome
             if progress is not None:
-                progress(len(outcomes), len(keys))
+                progress(len(outcomes), len(runs))
         compared = tuple(compare(comparison, outcomes) for comparison in sweep.comparisons)
         identical = identical_points(sweep, outcomes)
-        result = SweepResult(sweep, outcomes, compared, identical, n_resumed, store.others(keys))
+        result = SweepResult(sweep, outcomes, bounds, compared, identical, n_resumed, store.others(runs))
         write_table(requests_table(sweep, outcomes), folder / "requests.parquet")
+        write_table(layers_table(sweep, outcomes), folder / "layers.parquet")
+        write_table(bounds_table(bounds, outcomes), folder / "bounds.parquet")
         write_text(folder / "comparison.json", json.dumps(result.comparison_dict(), indent=2, allow_nan=False) + "\n")
-        write_table(sweep_table(sweep, outcomes), folder / "sweep.parquet")
+        write_table(sweep_table(sweep, outcomes, bounds), folder / "sweep.parquet")
     return result
 
 

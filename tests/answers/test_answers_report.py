@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from moesim.report import Entry, bound_scenarios, entry, floors, report_json, report_table
+from moesim.bounds import bound_scenarios
+from moesim.report import Entry, entry, floors, report_json, report_table
 from moesim.results import RunResult
 from moesim.scenario import Scenario, build_scenario
 from tests.answers_factory import timed_request, timed_result, toy_result

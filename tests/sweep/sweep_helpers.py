@@ -35,7 +35,7 @@ cache.slots = [2, 4]
 eviction.policy = ["lru", "ema"]
 """
 )
-TABLES = ("sweep.parquet", "requests.parquet", "comparison.json")
+TABLES = ("sweep.parquet", "requests.parquet", "layers.parquet", "bounds.parquet", "comparison.json")
 
 
 def write_trace(folder: Path, n_requests: int = N_REQUESTS) -> None:

@@ -47,9 +47,9 @@ def test_sweep_prints_comparisons_and_their_method(yard: Path, capsys: Capture) 
     assert "percentile bootstrap (95 %, 2000 resamples, seed 0)" in captured.out
     assert "other window" in captured.out
     assert "differ in their settings but in no number: what differs has no effect here" in captured.out
-    assert captured.err.splitlines()[-1] == "moesim: 6 of 6 points done, about 0 s left"
+    assert captured.err.splitlines()[-1] == "moesim: 8 of 8 runs done, about 0 s left"
     assert run(["sweep", str(yard / "sweep.toml"), "--out", str(yard / "out")]) == 0
-    assert capsys.readouterr().err == "moesim: 6 of 6 points are there already\n"
+    assert capsys.readouterr().err == "moesim: 8 of 8 runs are there already\n"
 
 
 def test_sweep_prints_json(yard: Path, capsys: Capture) -> None:

@@ -5,18 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from moesim.metrics.bootstrap import LEVEL, MIN_REQUESTS, N_RESAMPLES, SEED, STREAM, mean_interval
 from moesim.seeding import generators
-from moesim.sweep.compare import (
-    LEVEL,
-    MIN_REQUESTS,
-    N_RESAMPLES,
-    SEED,
-    STREAM,
-    Compared,
-    bootstrap_interval,
-    compare,
-    paired_difference,
-)
+from moesim.sweep.compare import Compared, compare, paired_difference
 from moesim.sweep.definition import Comparison
 from moesim.sweep.outcome import Outcome
 
@@ -49,16 +40,16 @@ def test_interval_is_the_percentile_bootstrap() -> None:
     generator = generators(SEED, STREAM)[STREAM]
     means = [differences[generator.integers(0, 17, 17)].mean() for _ in range(N_RESAMPLES)]
     expected = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    assert bootstrap_interval(differences) == pytest.approx(tuple(expected), rel=1e-12)
-    assert bootstrap_interval(differences) == bootstrap_interval(differences)
+    assert mean_interval(differences) == pytest.approx(tuple(expected), rel=1e-12)
+    assert mean_interval(differences) == mean_interval(differences)
 
 
 def test_interval_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many resamples are drawn at once changes no digit."""
     differences = np.random.default_rng(2).normal(size=40)
-    whole = bootstrap_interval(differences)
-    monkeypatch.setattr("moesim.sweep.compare._CHUNK_VALUES", 333)
-    assert bootstrap_interval(differences) == whole
+    whole = mean_interval(differences)
+    monkeypatch.setattr("moesim.metrics.bootstrap._CHUNK_VALUES", 333)
+    assert mean_interval(differences) == whole
 
 
 def test_interval_covers_as_often_as_it_says() -> None:
@@ -66,7 +57,7 @@ def test_interval_covers_as_often_as_it_says() -> None:
     generator = np.random.default_rng(3)
     covered = 0
     for _ in range(300):
-        low, high = bootstrap_interval(generator.normal(1.0, 2.0, 40))
+        low, high = mean_interval(generator.normal(1.0, 2.0, 40))
         covered += low <= 1.0 <= high
     assert 0.90 <= covered / 300 <= 0.98
 

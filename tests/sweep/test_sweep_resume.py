@@ -8,7 +8,10 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.sweep import load_sweep, run_sweep
 from moesim.sweep.store import Store
-from tests.sweep.sweep_helpers import BASE, GRID, tables, write_sweep, write_trace
+from tests.sweep.sweep_helpers import BASE, GRID, TABLES, tables, write_sweep, write_trace
+
+# Four points of the grid, and a clairvoyant bound for each of its two sizes.
+N_RUNS = 6
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def test_finished_sweep_computes_nothing(finished: Path) -> None:
     result = run_sweep(
         load_sweep(finished / "sweep.toml"), finished / "out", progress=lambda done, total: calls.append((done, total))
     )
-    assert (result.n_resumed, calls) == (4, [(4, 4)])
+    assert (result.n_resumed, calls) == (4, [(N_RUNS, N_RUNS)])
     assert (tables(finished / "out"), _stamps(finished)) == (before, stamps)
 
 
@@ -39,7 +42,7 @@ def test_changed_sweep_takes_equal_settings_over(finished: Path) -> None:
     stamps = _stamps(finished)
     path = write_sweep(finished, GRID.replace("[2, 4]", "[4, 5]").replace('"ema"', '"lfu", "ema"'))
     result = run_sweep(load_sweep(path), finished / "out")
-    assert (result.n_resumed, result.n_others, len(result.outcomes)) == (2, 2, 6)
+    assert (result.n_resumed, result.n_others, len(result.outcomes)) == (2, 3, 8)
     assert stamps.items() <= _stamps(finished).items()
     run_sweep(load_sweep(path), finished / "fresh")
     assert tables(finished / "out") == tables(finished / "fresh")
@@ -49,7 +52,8 @@ def test_changed_sweep_takes_equal_settings_over(finished: Path) -> None:
 def test_damaged_points_are_computed_again(finished: Path, text: str) -> None:
     """A point's file that is cut, foreign or of another version counts as absent."""
     before = tables(finished / "out")
-    victim = min((finished / "out" / "points").glob("*.json"))
+    point = load_sweep(finished / "sweep.toml").points[0]
+    victim = finished / "out" / "points" / f"{point.key}.json"
     victim.write_bytes(text.encode("latin-1"))
     result = run_sweep(load_sweep(finished / "sweep.toml"), finished / "out")
     assert result.n_resumed == 3
@@ -59,7 +63,8 @@ def test_damaged_points_are_computed_again(finished: Path, text: str) -> None:
 def test_point_under_a_wrong_name_is_not_believed(finished: Path) -> None:
     """A file that holds another point's numbers counts as absent."""
     before = tables(finished / "out")
-    one, other = sorted((finished / "out" / "points").glob("*.json"))[:2]
+    points = load_sweep(finished / "sweep.toml").points
+    one, other = (finished / "out" / "points" / f"{point.key}.json" for point in points[:2])
     one.write_bytes(other.read_bytes())
     assert run_sweep(load_sweep(finished / "sweep.toml"), finished / "out").n_resumed == 3
     assert tables(finished / "out") == before
@@ -112,9 +117,8 @@ def test_leftovers_of_a_kill_are_cleared(finished: Path) -> None:
     (out / ".decoded-abc").mkdir()
     (out / ".decoded-abc" / "step.bin").write_bytes(b"123")
     run_sweep(load_sweep(finished / "sweep.toml"), out)
-    names = sorted(path.name for path in out.iterdir())
-    assert names == [".lock", "comparison.json", "inputs.json", "points", "requests.parquet", "sweep.parquet"]
-    assert len(list((out / "points").iterdir())) == 4
+    assert {path.name for path in out.iterdir()} == {".lock", "inputs.json", "points", *TABLES}
+    assert len(list((out / "points").iterdir())) == N_RUNS
 
 
 def test_backend_changes_no_byte(finished: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from moesim.policies.registry import Predictor
 from moesim.scenario import Scenario
@@ -11,8 +12,24 @@ from moesim.units import format_bytes
 _FREE = {"name", "backend", "seed", "score_source", "eviction", "prefetch"}
 
 
-def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
-    """Give one clairvoyant scenario per set of scenarios that differ only in their policies.
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A clairvoyant run beside others.
+
+    Attributes
+    ----------
+    scenario : Scenario
+        Its settings.
+    of : tuple of str
+        Content hashes of the scenarios that it bounds.
+    """
+
+    scenario: Scenario
+    of: tuple[str, ...]
+
+
+def bounds_of(scenarios: Sequence[Scenario]) -> tuple[Bound, ...]:
+    """Give one clairvoyant run per set of scenarios that differ only in their policies.
 
     Eviction becomes ``belady_bypass``. Scenarios that prefetch get a bound of their own, whose predictor is the
     ``oracle`` and whose depth is the largest among them. Scenarios without a slot get none: nothing is kept, so there
@@ -25,7 +42,7 @@ def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
 
     Returns
     -------
-    tuple of Scenario
+    tuple of Bound
         In order of first appearance, with different names.
     """
     groups: dict[tuple[str, bool], list[Scenario]] = {}
@@ -40,8 +57,14 @@ def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
         model = max(group, key=lambda scenario: scenario.prefetch.depth) if key[1] else group[0]
         predictor = "oracle" if key[1] else "none"
         settings = {"name": name, "eviction.policy": "belady_bypass", "prefetch.predictor": predictor}
-        bounds.append(model.with_settings(settings))
+        of = tuple(scenario.content_hash for scenario in group)
+        bounds.append(Bound(model.with_settings(settings), of))
     return tuple(bounds)
+
+
+def bound_scenarios(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
+    """Give the scenarios of `bounds_of`."""
+    return tuple(bound.scenario for bound in bounds_of(scenarios))
 
 
 def _has_room(scenario: Scenario) -> bool:
