@@ -216,7 +216,6 @@ class Copier:
         self._free_ns = job.landed_ns
         self._landed.put(job)
 
-
     def _settled(self, due_ns: int) -> int:
         """Give what was due, or move it."""
         stamp_ns = settled(due_ns, self._largest_lag_ns)

@@ -70,7 +70,13 @@ class Work:
 
 
 def book(cells: Cells, job: Job, cause: Column, begin_ns: int, end_ns: int) -> None:
-    """Book a wait that ended with a copy's landing, as the simulator does: queueing, launch, and the rest."""
+    """Book a wait that ended with a copy's landing, as the simulator does: queueing, launch, and the rest.
+
+    A wait for a copy that the layer itself does not want is queueing as a whole.
+    """
+    if cause == Column.STALL_QUEUE_NS:
+        cells[cause] += end_ns - begin_ns
+        return
     launched_ns = min(job.started_ns + job.launch_ns, job.landed_ns)
     started_ns = max(begin_ns, min(job.started_ns, end_ns))
     launched_ns = max(started_ns, min(launched_ns, end_ns))

@@ -1,5 +1,6 @@
 """A model whose routed experts were moved to host memory, ready for any number of runs."""
 
+import contextlib
 import dataclasses
 from typing import Any, Self
 
@@ -71,9 +72,9 @@ class OffloadedModel:
             self._store.close()
             self._store = None
         if self.device.can_pin:
-            empty_cache = getattr(torch._C, "_accelerator_emptyHostCache", None)  # noqa: SLF001
-            if empty_cache is not None:
-                empty_cache()
+            # Not in every version of torch, and an error where its accelerator is not a built-in one.
+            with contextlib.suppress(AttributeError, RuntimeError):
+                torch._C._accelerator_emptyHostCache()  # noqa: SLF001
 
     def __enter__(self) -> Self:
         """Use it in a block that closes it."""

@@ -6,7 +6,9 @@ from importlib.util import find_spec
 import pytest
 
 # Helpers are looked through for examples too, which imports them; the tests themselves skip with a reason.
-collect_ignore = [] if find_spec("torch") else ["family_table.py", "recording_helpers.py", "tiny_families.py"]
+collect_ignore = (
+    [] if find_spec("torch") else ["family_table.py", "executor_helpers.py", "recording_helpers.py", "tiny_families.py"]
+)
 
 
 @pytest.fixture(autouse=True, scope="session")
