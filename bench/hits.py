@@ -14,7 +14,7 @@ from bench.timing import Timing, measure, ratio
 from moesim.replay.curves import hit_curve
 from moesim.replay.hits import count_hits
 from moesim.replay.simulation import replay
-from moesim.workload import RequestEvents, Workload, resolve
+from moesim.workload import BlockEvents, Workload, resolve
 
 SIZES = (24, 28)
 # Buckets of libCacheSim's hash table, as a power of two: with 24 objects this was its fastest between 4 and 24.
@@ -29,7 +29,7 @@ class _Flat(Workload):
         super().__init__(workload.resolved)
         self._events = list(workload.events())
 
-    def events(self) -> Iterator[RequestEvents]:
+    def events(self) -> Iterator[BlockEvents]:
         """Give the events."""
         return iter(self._events)
 

@@ -16,6 +16,9 @@ from moesim.errors import ConfigError
 from moesim.specs import DeviceSpec, MeasuredCompute, ModelSpec
 from moesim.units import NS_PER_S, round_ns
 
+Shape = tuple[tuple[int, int], ...]
+"""Sequences of one pass, each as (its tokens in the pass, its tokens in the key-value cache afterwards)."""
+
 PER_LAYER = ("dense_ns", "attention_ns", "router_ns", "shared_ns", "expert_ns")
 
 
@@ -112,7 +115,7 @@ class ComputeCosts:
     stated: Mapping[str, npt.NDArray[np.int64]]
     head_ns: int | None = None
     kernel_launch_ns: int | None = None
-    _attention_by_shape: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _attention_by_shape: dict[tuple[int, Shape], int] = field(default_factory=dict)
 
     def _roofline_ns(self, n_bytes: float, flops: float) -> int:
         """Time of moving bytes and of computing on them, whichever is longer."""
@@ -150,42 +153,47 @@ class ComputeCosts:
         """Kernel launch."""
         return self.device.kernel_launch_ns.value if self.kernel_launch_ns is None else self.kernel_launch_ns
 
-    def _model_attention_ns(self, model_layer: int, n_tokens: int, n_context: int) -> int:
-        """Attention of one layer of the model: weights and key-value cache read once, each token attends half a prompt
-        less than the last one.
+    def _model_attention_ns(self, model_layer: int, shape: Shape) -> int:
+        """Attention of one layer of the model: weights read once, each sequence's key-value cache once, each token
+        attends half a prompt less than the last one.
         """  # noqa: D205
         model = self._known_model("attention_ns")
         block = model.attention.index(model.attention[model_layer]) if model.attention else model_layer
-        key = (block, n_tokens, n_context)
+        key = (block, shape)
         if key not in self._attention_by_shape:
-            measured = self._measured_ns("attention", model_layer, _attention_shape, n_tokens, n_context)
+            # A batch reads the weights of one sequence and as many entries as one with all their tokens and contexts.
+            totals = (sum(n_tokens for n_tokens, _ in shape), sum(n_context for _, n_context in shape))
+            measured = self._measured_ns("attention", model_layer, _attention_shape, *totals)
             if measured is not None:
                 self._attention_by_shape[key] = measured
                 return measured
-            n_mean = n_context - n_tokens // 2
-            shape = model.attention[model_layer] if model.attention else None
-            n_sharing = getattr(shape, "n_heads", 1) // getattr(shape, "n_kv_heads", 1)
-            n_values = model.kv_read_bytes(model_layer, n_mean) * 8 // model.kv_bits
-            flops = 2.0 * n_tokens * (model.attention_parameters(model_layer) + n_values * n_sharing)
-            n_bytes = model.attention_bytes(model_layer) + model.kv_read_bytes(model_layer, n_context)
+            attention = model.attention[model_layer] if model.attention else None
+            n_sharing = getattr(attention, "n_heads", 1) // getattr(attention, "n_kv_heads", 1)
+            n_bytes, flops = model.attention_bytes(model_layer), 0.0
+            for n_tokens, n_context in shape:
+                n_mean = n_context - n_tokens // 2
+                n_values = model.kv_read_bytes(model_layer, n_mean) * 8 // model.kv_bits
+                flops += 2.0 * n_tokens * (model.attention_parameters(model_layer) + n_values * n_sharing)
+                n_bytes += model.kv_read_bytes(model_layer, n_context)
             self._attention_by_shape[key] = self._roofline_ns(n_bytes, flops)
         return self._attention_by_shape[key]
 
-    def _dense_layer_ns(self, model_layer: int, n_tokens: int, n_context: int) -> int:
+    def _dense_layer_ns(self, model_layer: int, shape: Shape) -> int:
         """Attention and MLP of a layer without experts."""
         model = self._known_model("dense_ns")
+        n_tokens = sum(n_tokens for n_tokens, _ in shape)
         mlp = self._roofline_ns(model.dense_mlp_bytes, 2.0 * n_tokens * model.dense_mlp_parameters)
-        return self._model_attention_ns(model_layer, n_tokens, n_context) + mlp
+        return self._model_attention_ns(model_layer, shape) + mlp
 
-    def gap_ns(self, layer: int, n_tokens: int, n_context: int) -> int:
+    def gap_ns(self, layer: int, shape: Shape) -> int:
         """Time from the end of one MoE layer to the router of the next: dense layers between, and attention.
 
         Parameters
         ----------
         layer : int
             MoE layer that follows.
-        n_tokens, n_context : int
-            Tokens of the pass, and tokens in the cache after it.
+        shape : tuple of (int, int)
+            Tokens of each sequence in the pass, and in its cache after the pass.
         """
         if "dense_ns" in self.stated:
             dense = int(self.stated["dense_ns"][layer])
@@ -193,11 +201,11 @@ class ComputeCosts:
             model = self._known_model("dense_ns")
             first = model.moe_layers[layer - 1] + 1 if layer > 0 else 0
             between = range(first, model.moe_layers[layer])
-            dense = sum(self._dense_layer_ns(index, n_tokens, n_context) for index in between)
+            dense = sum(self._dense_layer_ns(index, shape) for index in between)
         if "attention_ns" in self.stated:
             return dense + int(self.stated["attention_ns"][layer])
         model = self._known_model("attention_ns")
-        return dense + self._model_attention_ns(model.moe_layers[layer], n_tokens, n_context)
+        return dense + self._model_attention_ns(model.moe_layers[layer], shape)
 
     def router_ns(self, layer: int, n_tokens: int) -> int:
         """Router of a layer."""
@@ -234,14 +242,22 @@ class ComputeCosts:
             return measured
         return self._roofline_ns(expert_bytes, 2.0 * n_tokens * model.expert_parameters(layer))
 
-    def output_head_ns(self, n_tokens: int, n_context: int) -> int:
-        """Layers after the last MoE layer, and the output head for one token."""
+    def output_head_ns(self, shape: Shape, n_outputs: int) -> int:
+        """Layers after the last MoE layer, and the output head for some tokens.
+
+        Parameters
+        ----------
+        shape : tuple of (int, int)
+            As for `gap_ns`.
+        n_outputs : int
+            Tokens whose successor is asked for: the last one of a prompt, every one of a decode step.
+        """
         if self.head_ns is not None:
             return self.head_ns
         model = self._known_model("head_ns")
         after = range(model.moe_layers[-1] + 1, model.n_hidden_layers)
-        dense = sum(self._dense_layer_ns(index, n_tokens, n_context) for index in after)
-        return dense + self._roofline_ns(model.head_bytes, 2.0 * model.head_parameters)
+        dense = sum(self._dense_layer_ns(index, shape) for index in after)
+        return dense + self._roofline_ns(model.head_bytes, 2.0 * n_outputs * model.head_parameters)
 
 
 def _attention_shape(model: ModelSpec, model_layer: int) -> object:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from moesim.errors import TraceFormatError
 from moesim.files import atomic_write
 
-RESULT_VERSION = 1
+RESULT_VERSION = 2
 
 
 class Column(IntEnum):
@@ -56,7 +56,7 @@ N_TIMED = 10
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name.lower() for column in Column)
 PREFILL, DECODE = 0, 1
 PHASE_NAMES = ("prefill", "decode")
-LABEL_DTYPES = {"step": np.int32, "layer": np.int16, "n_tokens": np.int32, "head_ns": np.int64}
+LABEL_DTYPES = {"step": np.int32, "layer": np.int16, "n_tokens": np.int32, "n_accepted": np.int32, "head_ns": np.int64}
 REQUEST_COLUMNS: tuple[str, ...] = (
     "request",
     "domain",
@@ -66,6 +66,7 @@ REQUEST_COLUMNS: tuple[str, ...] = (
     "start_ns",
     "first_token_ns",
     "end_ns",
+    "decode_compute_ns",
     "link_busy_ns",
     "n_copies",
     "copied_bytes",
@@ -74,6 +75,10 @@ REQUEST_COLUMNS: tuple[str, ...] = (
     "score_given_up",
 )
 SUMMED = tuple(column for column in Column if column >= Column.COMPUTE_NS)
+
+
+SHARED = -1
+"""Request number of passes that several requests share."""
 
 
 class CopyKind(IntEnum):
@@ -133,8 +138,40 @@ class RowSums:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RequestRows:
-    """What a backend reports for one request.
+class BlockRows:
+    """What a backend reports for passes that ran in one go.
+
+    Attributes
+    ----------
+    request : int
+        Request number, -1 for passes of several requests.
+    step : int32[S]
+        Step number of each pass.
+    is_decode : bool[S]
+        Phase of each pass.
+    n_tokens, n_accepted : int32[S]
+        Tokens of each pass, and those that are not rejected drafts.
+    head_ns : int64[S]
+        Output head of each pass.
+    rows : int64[S, L, C] or None
+        One row per pass and layer, in the order of `Column`; a backend that sums as it goes has them only in detail.
+    sums : RowSums
+        The same rows summed.
+    """
+
+    request: int
+    step: npt.NDArray[np.int32]
+    is_decode: npt.NDArray[np.bool_]
+    n_tokens: npt.NDArray[np.int32]
+    n_accepted: npt.NDArray[np.int32]
+    head_ns: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64] | None
+    sums: RowSums
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTotals:
+    """One request when it has ended.
 
     Attributes
     ----------
@@ -148,22 +185,13 @@ class RequestRows:
         Tokens produced.
     arrival_ns, start_ns, first_token_ns, end_ns : int
         Clock readings; ``first_token_ns`` is -1 when no prefill was modelled.
+    decode_compute_ns : int
+        Compute of all passes between its first token and its last.
     link_busy_ns, n_copies, copied_bytes, n_dropped : int
-        Link counters that grew during this request.
-    step : int32[S]
-        Step number of each pass.
-    is_decode : bool[S]
-        Phase of each pass.
-    n_tokens : int32[S]
-        Tokens of each pass.
-    head_ns : int64[S]
-        Output head of each pass.
-    rows : int64[S, L, C] or None
-        One row per pass and layer, in the order of `Column`; a backend that sums as it goes has them only in detail.
-    sums : RowSums or None
-        The same rows summed; made from the rows when None.
+        Link counters that grew during this request. In a batch: from the end of the request before to its own end.
     stand_in_weight_frac, score_given_up : float
-        Quality proxies of substitution: share of routing weight that stand-ins serve, and score given up in all.
+        Quality proxies of substitution: share of routing weight that stand-ins serve, and score given up in all, the
+        latter counted like the link's.
     """
 
     request: int
@@ -174,18 +202,13 @@ class RequestRows:
     start_ns: int
     first_token_ns: int
     end_ns: int
+    decode_compute_ns: int
     link_busy_ns: int
     n_copies: int
     copied_bytes: int
     n_dropped: int
-    step: npt.NDArray[np.int32]
-    is_decode: npt.NDArray[np.bool_]
-    n_tokens: npt.NDArray[np.int32]
-    head_ns: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64] | None
-    sums: RowSums | None = None
-    stand_in_weight_frac: float = 0.0
-    score_given_up: float = 0.0
+    stand_in_weight_frac: float
+    score_given_up: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +224,7 @@ class RunResult:
     info : dict
         Model, device, trace, resolved settings and where each came from; plain JSON values.
     requests, steps, layers : pandas.DataFrame
-        Per request; per request and step; per request, phase and layer.
+        Per request; per request and step; per request, phase and layer. Passes of several requests have request -1.
     layer_steps, copies : pandas.DataFrame or None
         Per request, step and layer; per copy. None unless detail was asked for.
     """
@@ -262,7 +285,7 @@ def load_result(folder: Path) -> RunResult:
 
 
 class ResultBuilder:
-    """Collects requests as a backend finishes them, so that memory follows the summary and not the trace.
+    """Collects blocks as a backend finishes them, so that memory follows the summary and not the trace.
 
     Parameters
     ----------
@@ -275,35 +298,35 @@ class ResultBuilder:
     def __init__(self, n_layers: int, *, detail: bool) -> None:
         self._n_layers = n_layers
         self._detail = detail
-        self._requests: list[dict[str, Any]] = []
         self._steps: list[_Block] = []
-        self._layers: list[_Block] = []
+        self._layers: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
         self._layer_steps: list[_Block] = []
 
-    def add(self, part: RequestRows) -> None:
-        """Take over one request's rows."""
-        self._requests.append({column: getattr(part, column) for column in REQUEST_COLUMNS})
-        sums = part.sums
-        if sums is None:
-            assert part.rows is not None, "a backend reports rows, sums, or both"
-            sums = RowSums.of(part.rows, part.is_decode)
+    def add(self, part: BlockRows) -> None:
+        """Take over one block's rows."""
         phase = np.where(part.is_decode, DECODE, PREFILL).astype(np.int8)
-        steps = sums.steps.copy()
+        steps = part.sums.steps.copy()
         steps[:, Column.END_NS] += part.head_ns
         steps[:, Column.COMPUTE_NS] += part.head_ns
-        labels = np.column_stack([part.step, part.n_tokens, part.head_ns])
+        labels = np.column_stack([part.step, part.n_tokens, part.n_accepted, part.head_ns])
         self._steps.append(_Block(part.request, phase, labels, steps))
-        layers = np.arange(self._n_layers)
-        for code in np.unique(phase):
-            codes = np.full(self._n_layers, code, np.int8)
-            self._layers.append(_Block(part.request, codes, layers[:, None], sums.layers[code]))
+        for code in np.unique(phase).tolist():
+            counters = part.sums.layers[code]
+            known = self._layers.get((part.request, code))
+            self._layers[part.request, code] = counters if known is None else known + counters
         if self._detail and part.rows is not None:
-            labels = np.column_stack([np.repeat(part.step, self._n_layers), np.tile(layers, len(part.step))])
+            layers = np.tile(np.arange(self._n_layers), len(part.step))
+            labels = np.column_stack([np.repeat(part.step, self._n_layers), layers])
             rows = part.rows.reshape(-1, N_COLUMNS)
             self._layer_steps.append(_Block(part.request, np.repeat(phase, self._n_layers), labels, rows))
 
     def build(
-        self, name: str, scenario_hash: str, info: dict[str, Any], copies: npt.NDArray[np.int64] | None
+        self,
+        name: str,
+        scenario_hash: str,
+        info: dict[str, Any],
+        requests: Sequence[RequestTotals],
+        copies: npt.NDArray[np.int64] | None,
     ) -> RunResult:
         """Join everything into the run's frames.
 
@@ -311,16 +334,25 @@ class ResultBuilder:
         ----------
         name, scenario_hash, info
             Carried into the result.
+        requests : sequence of RequestTotals
+            In the order in which they began.
         copies : int64[N, 12] or None
             Columns of `COPY_COLUMNS`.
         """
+        layers = np.arange(self._n_layers)[:, None]
+        layer_blocks = [
+            _Block(request, np.full(self._n_layers, code, np.int8), layers, counters)
+            for (request, code), counters in self._layers.items()
+        ]
+        rows = [{column: getattr(totals, column) for column in REQUEST_COLUMNS} for totals in requests]
+        step_columns = (Column.START_NS, Column.END_NS, *SUMMED)
         return RunResult(
             name,
             scenario_hash,
             info,
-            pd.DataFrame(self._requests),
-            _frame(self._steps, ("step", "n_tokens", "head_ns"), (Column.START_NS, Column.END_NS, *SUMMED)),
-            _frame(self._layers, ("layer",), SUMMED),
+            pd.DataFrame(rows, columns=list(REQUEST_COLUMNS)),
+            _frame(self._steps, ("step", "n_tokens", "n_accepted", "head_ns"), step_columns),
+            _frame(layer_blocks, ("layer",), SUMMED),
             _frame(self._layer_steps, ("step", "layer"), tuple(Column)) if self._detail else None,
             copies_frame(copies) if copies is not None and self._detail else None,
         )
@@ -328,7 +360,7 @@ class ResultBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """Rows of one request that share a frame: phase codes, label columns, and counters in the order of `Column`."""
+    """Rows of one block that share a frame: phase codes, label columns, and counters in the order of `Column`."""
 
     request: int
     phase: npt.NDArray[np.int8]

@@ -18,6 +18,7 @@ from moesim.errors import ConfigError, MoesimError
 from moesim.settings import (
     CacheSettings,
     ComputeSettings,
+    DecodeSettings,
     EvictionSettings,
     LinkSettings,
     MemorySettings,
@@ -53,6 +54,7 @@ class Scenario(Settings):
     link: LinkSettings = LinkSettings()
     compute: ComputeSettings = ComputeSettings()
     prefill: PrefillSettings = PrefillSettings()
+    decode: DecodeSettings = DecodeSettings()
     substitution: SubstitutionSettings = SubstitutionSettings()
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ Bytes = Annotated[int, BeforeValidator(_size), Field(ge=0, lt=2**53)]
 Bandwidth = Annotated[int, BeforeValidator(_bandwidth), Field(gt=0, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Duration = Annotated[int, Field(ge=0, lt=2**53)]
+Share = Annotated[float, Field(ge=0, le=1)]
 PerLayer = Duration | tuple[Duration, ...]
 
 
@@ -201,6 +202,7 @@ class ComputeSettings(Settings):
     shared_ns: PerLayer | None = Field(None, description="shared expert of each MoE layer")
     expert_ns: PerLayer | None = Field(None, description="one routed expert, whatever its tokens")
     head_ns: Duration | None = Field(None, description="output head, once per step")
+    draft_ns: Duration = Field(0, description="drafting one token ahead, added to the head of every decode step")
     kernel_launch_ns: Duration | None = Field(None, description="per expert (overlapped) or per layer (grouped)")
     bookkeeping_ns: Duration = Field(0, description="host cost of one decision")
     experts: Literal["overlapped", "grouped"] = Field(
@@ -227,3 +229,36 @@ class PrefillSettings(Settings):
     mode: Literal["auto", "staging", "selective", "skip"] = Field(
         "auto", description="auto: full-layer staging from floor(slots / top-k) tokens on, else selective"
     )
+
+
+class DecodeSettings(Settings):
+    """How many tokens one decode step processes."""
+
+    batch: int = Field(1, ge=1, le=1024, description="requests that decode in lockstep; 1: one after the other")
+    mtp_depth: int = Field(0, ge=0, le=16, description="tokens drafted ahead and verified by every step")
+    acceptance: Share | tuple[Share, ...] | None = Field(
+        None, description="chance that a draft is accepted once those before it were; one for all, or one per draft"
+    )
+
+    @model_validator(mode="after")
+    def _drafts_have_a_chance(self) -> Self:
+        if self.mtp_depth > 0 and self.acceptance is None:
+            raise ConfigError(
+                f"decode.acceptance is missing: mtp_depth = {self.mtp_depth} needs the chance that a draft is "
+                "accepted, from 0 to 1, e.g. acceptance = 0.8"
+            )
+        if self.mtp_depth == 0 and self.acceptance is not None:
+            raise ConfigError("decode.acceptance is only read when decode.mtp_depth is 1 or more; leave it out")
+        if isinstance(self.acceptance, tuple) and len(self.acceptance) != self.mtp_depth:
+            raise ConfigError(
+                f"decode.acceptance lists {len(self.acceptance)} chances for {self.mtp_depth} drafts; give one, or "
+                f"{self.mtp_depth}"
+            )
+        return self
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """Chance of each draft, given that those before it were accepted."""
+        if isinstance(self.acceptance, tuple):
+            return self.acceptance
+        return () if self.acceptance is None else (self.acceptance,) * self.mtp_depth

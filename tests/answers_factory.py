@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from moesim.results import N_COLUMNS, Column, CopyKind, RequestRows, ResultBuilder, RunResult
+from moesim.results import N_COLUMNS, BlockRows, Column, CopyKind, RequestTotals, ResultBuilder, RowSums, RunResult
+
+Part = tuple[BlockRows, RequestTotals]
 
 ATTENTION_NS, SHARED_NS, EXPERT_NS, HEAD_NS = 4_001, 1_003, 2_000, 3_007
 COPY_NS, LAUNCH_NS, EXPERT_BYTES = 20_011, 1_500, 1_000_000
@@ -20,7 +22,7 @@ def timed_request(
     prefill_ns: int | None = None,
     gaps_ns: Sequence[int] = (),
     n_output_tokens: int | None = None,
-) -> RequestRows:
+) -> Part:
     """Give a request of one layer, all compute, whose tokens come after the given gaps."""
     start_ns = arrival_ns + queue_ns
     durations = ([prefill_ns] if prefill_ns is not None else []) + list(gaps_ns)
@@ -30,33 +32,56 @@ def timed_request(
     rows[:, 0, Column.COMPUTE_NS] = durations
     rows[:, 0, Column.START_NS] = ends - durations
     has_token = prefill_ns is not None or bool(gaps_ns)
-    return RequestRows(
-        request=request,
-        domain=None,
-        prompt_tokens=3,
+    is_decode = np.array([prefill_ns is None or index > 0 for index in range(len(durations))], dtype=np.bool_)
+    totals = request_totals(
+        request,
         n_output_tokens=n_output_tokens if n_output_tokens is not None else len(gaps_ns) + int(has_token),
         arrival_ns=arrival_ns,
         start_ns=start_ns,
         first_token_ns=int(ends[0]) if prefill_ns is not None else -1,
         end_ns=int(ends[-1]) if len(ends) else start_ns,
-        link_busy_ns=0,
-        n_copies=0,
-        copied_bytes=0,
-        n_dropped=0,
-        step=np.arange(len(durations), dtype=np.int32),
-        is_decode=np.array([prefill_ns is None or index > 0 for index in range(len(durations))], dtype=np.bool_),
-        n_tokens=np.ones(len(durations), dtype=np.int32),
-        head_ns=np.zeros(len(durations), dtype=np.int64),
-        rows=rows,
+        decode_compute_ns=sum(gaps_ns),
     )
+    return block_of(request, rows, is_decode), totals
 
 
-def timed_result(*parts: RequestRows) -> RunResult:
+def request_totals(request: int, **changes: Any) -> RequestTotals:
+    """Give the totals of a request that copied nothing."""
+    plain = {
+        "domain": None,
+        "prompt_tokens": 3,
+        "arrival_ns": 0,
+        "start_ns": 0,
+        "decode_compute_ns": 0,
+        "link_busy_ns": 0,
+        "n_copies": 0,
+        "copied_bytes": 0,
+        "n_dropped": 0,
+        "stand_in_weight_frac": 0.0,
+        "score_given_up": 0.0,
+    }
+    return RequestTotals(request=request, **(plain | changes))
+
+
+def block_of(request: int, rows: np.ndarray[Any, Any], is_decode: np.ndarray[Any, Any], **changes: Any) -> BlockRows:
+    """Give a block of one-token passes with the given rows."""
+    n_passes = len(rows)
+    plain = {
+        "step": np.arange(n_passes, dtype=np.int32),
+        "n_tokens": np.ones(n_passes, dtype=np.int32),
+        "n_accepted": np.ones(n_passes, dtype=np.int32),
+        "head_ns": np.zeros(n_passes, dtype=np.int64),
+    }
+    sums = RowSums.of(rows, is_decode)
+    return BlockRows(request=request, is_decode=is_decode, rows=rows, sums=sums, **(plain | changes))
+
+
+def timed_result(*parts: Part) -> RunResult:
     """Join requests of one layer into a result."""
     builder = ResultBuilder(1, detail=False)
-    for part in parts:
-        builder.add(part)
-    return builder.build("timed", "0" * 64, {}, None)
+    for block, _ in parts:
+        builder.add(block)
+    return builder.build("timed", "0" * 64, {}, [totals for _, totals in parts], None)
 
 
 def info(**changes: Any) -> dict[str, Any]:
@@ -105,29 +130,23 @@ def toy_result(
         now_ns += HEAD_NS
     builder = ResultBuilder(n_layers, detail=detail)
     n_misses = int(misses.sum())
-    builder.add(
-        RequestRows(
-            request=0,
-            domain="code",
-            prompt_tokens=0,
-            n_output_tokens=n_tokens + 1,
-            arrival_ns=0,
-            start_ns=0,
-            first_token_ns=-1,
-            end_ns=now_ns,
-            link_busy_ns=COPY_NS * n_misses,
-            n_copies=n_misses,
-            copied_bytes=EXPERT_BYTES * n_misses,
-            n_dropped=0,
-            step=np.arange(n_tokens, dtype=np.int32),
-            is_decode=np.ones(n_tokens, dtype=np.bool_),
-            n_tokens=np.ones(n_tokens, dtype=np.int32),
-            head_ns=np.full(n_tokens, HEAD_NS, dtype=np.int64),
-            rows=rows,
-        )
+    head_ns = np.full(n_tokens, HEAD_NS, dtype=np.int64)
+    builder.add(block_of(0, rows, np.ones(n_tokens, dtype=np.bool_), head_ns=head_ns))
+    totals = request_totals(
+        0,
+        domain="code",
+        prompt_tokens=0,
+        n_output_tokens=n_tokens + 1,
+        first_token_ns=-1,
+        end_ns=now_ns,
+        decode_compute_ns=int(rows[..., Column.COMPUTE_NS].sum()) + HEAD_NS * n_tokens,
+        link_busy_ns=COPY_NS * n_misses,
+        n_copies=n_misses,
+        copied_bytes=EXPERT_BYTES * n_misses,
     )
     table = np.array(copies, dtype=np.int64).reshape(-1, 12)
-    return builder.build(name, f"{abs(hash((name, seed))):064x}"[:64], info(**info_changes), table if detail else None)
+    run_hash = f"{abs(hash((name, seed))):064x}"[:64]
+    return builder.build(name, run_hash, info(**info_changes), [totals], table if detail else None)
 
 
 def _fill_row(

@@ -64,6 +64,11 @@ def scenario_of(inp: OracleInput) -> Scenario:
             "experts": settings.experts_order,
         },
         "prefill": {"mode": settings.prefill},
+        "decode": {
+            "batch": settings.batch,
+            "mtp_depth": settings.mtp_depth,
+            "acceptance": 0.5 if settings.mtp_depth > 0 else None,
+        },
         "substitution": {"alpha": settings.alpha},
     }
     return build_scenario(fields, "case")
@@ -144,6 +149,7 @@ def resolved_of(inp: OracleInput, scenario: Scenario | None = None) -> Resolved:
         columns=frozenset(name for name, values in columns.items() if values is not None),
         n_rows=1,
         path=Path("case"),
+        has_wide_steps=any(p.is_decode and p.n_tokens > 1 for request in inp.requests for p in request.passes),
     )
     resolved = resolve(scenario if scenario is not None else scenario_of(inp), reader)
     link = LinkCosts(
@@ -165,7 +171,15 @@ def workload_of(inp: OracleInput) -> Workload:
             dropped = {name: None for name in ("scores", "topk_weights", "lookahead") if name not in columns}
             yield dataclasses.replace(trace, **dropped)
 
-    return Workload(resolved_of(inp), source)
+    def drafts(number: int, n_tokens: int) -> np.ndarray:
+        (stated,) = (request.drafts for request in inp.requests if request.request == number)
+        accepted: list[int] = []
+        while n_tokens > 0:
+            accepted.append(min(stated[len(accepted)], n_tokens - 1))
+            n_tokens -= 1 + accepted[-1]
+        return np.array(accepted, np.int64)
+
+    return Workload(resolved_of(inp), source, drafts)
 
 
 def run_case(inp: OracleInput, backend: str) -> RunResult:

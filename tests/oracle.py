@@ -16,6 +16,7 @@ from tests.oracle_input import (
     OracleSettings,
 )
 from tests.oracle_link import Link
+from tests.oracle_lockstep import RequestLog, blocks
 from tests.oracle_policies import History, KeepScores, predict, stand_ins
 
 __all__ = ["OracleCosts", "OracleInput", "OraclePass", "OracleRequest", "OracleResult", "OracleSettings", "run_oracle"]
@@ -96,44 +97,26 @@ class _Run:
         self.now = 0
         self.rows: list[dict] = []
         self.steps: list[dict] = []
-        self.requests: list[dict] = []
 
     def result(self) -> OracleResult:
-        for request in self.inp.requests:
-            self._run_request(request)
+        requests = RequestLog(self.settings.batch)
+        for block in blocks(self.model):
+            start_ns, n_started, n_dropped = self.now, len(self.link.started), len(self.link.dropped)
+            n_steps = len(self.steps)
+            for pass_ in block.passes:
+                self._run_pass(block.label, pass_)
+            self.link.advance(self.now)
+            requests.add(
+                block, start_ns, self.now, self.steps[n_steps:], self.link.started[n_started:],
+                len(self.link.dropped) - n_dropped,
+            )  # fmt: skip
         copies = [{k: v for k, v in copy.items() if k != "transfer_ns"} for copy in self.link.copies]
-        return OracleResult(self.rows, self.requests, self.steps, copies)
+        return OracleResult(self.rows, requests.rows(), self.steps, copies)
 
-    def _run_request(self, request: OracleRequest) -> None:
-        start_ns = self.now
-        n_started, n_dropped = len(self.link.started), len(self.link.dropped)
-        first_token_ns = -1
-        for pass_ in self.model.passes(request):
-            self._run_pass(request, pass_)
-            if not pass_.is_decode:
-                first_token_ns = self.now
-        self.link.advance(self.now)
-        started = self.link.started[n_started:]
-        self.requests.append(
-            {
-                "request": request.request,
-                "prompt_tokens": request.prompt_tokens,
-                "n_output_tokens": 1 + sum(p.n_tokens for p in request.passes if p.is_decode),
-                "arrival_ns": start_ns,
-                "start_ns": start_ns,
-                "first_token_ns": first_token_ns,
-                "end_ns": self.now,
-                "link_busy_ns": sum(copy["landed_ns"] - copy["started_ns"] for copy in started),
-                "n_copies": len(started),
-                "copied_bytes": sum(copy["n_bytes"] for copy in started),
-                "n_dropped": len(self.link.dropped) - n_dropped,
-            }
-        )
-
-    def _run_pass(self, request: OracleRequest, pass_: OraclePass) -> None:
+    def _run_pass(self, label: int, pass_: OraclePass) -> None:
         start_ns = self.now
         labels = {
-            "request": request.request,
+            "request": label,
             "step": pass_.step,
             "phase": "decode" if pass_.is_decode else "prefill",
             "n_tokens": pass_.n_tokens,
@@ -162,6 +145,7 @@ class _Run:
         self.rows.extend(rows)
         totals = {name: sum(row[name] for row in rows) for name in ("compute_ns", *STALLS, *COUNTERS)}
         totals["compute_ns"] += self.costs.head_ns
+        labels["n_accepted"] = pass_.n_kept
         self.steps.append({**labels, "start_ns": start_ns, "end_ns": self.now, "head_ns": self.costs.head_ns, **totals})
 
     # One layer
@@ -235,7 +219,7 @@ class _Run:
         misses, stand_ins = self._substitute(pass_, layer, demanded, misses, row)
         late += [e["copy"] for e in stand_ins if e["copy"] is not None and not 0 <= e["copy"]["landed_ns"] <= self.now]
         self._promote(layer, late)
-        self._place_misses(layer, misses, row)
+        self._place_misses(pass_, layer, misses, row)
         missing = [self._request_expert("demand", layer, expert, row) for expert in misses]
         stalls = {copy["copy"]: "stall_late_ns" for copy in late}
         stalls |= {copy["copy"]: "stall_demand_ns" for copy in missing}
@@ -271,7 +255,7 @@ class _Run:
         row["n_substituted"] += len(entries)
         return [e for e in misses if e not in stand_in_of], entries
 
-    def _place_misses(self, layer: int, misses: list[int], row: dict) -> None:
+    def _place_misses(self, pass_: OraclePass, layer: int, misses: list[int], row: dict) -> None:
         residents = self.residents
         keep = KeepScores(self.model, self.history, list(residents.entries), layer)
         is_bypass = self.settings.eviction == "belady_bypass"
@@ -288,7 +272,8 @@ class _Run:
                 continue
             self._evict(victims, row)
             residents.place((layer, expert))["pinned"] = True
-            self.history.record_load(layer, expert, is_prefetch=False)
+            is_rejected = expert not in self.model.accepted(pass_, layer)
+            self.history.record_load(layer, expert, is_touch=is_rejected)
 
     def _evict(self, victims: list[tuple[int, int]], row: dict) -> None:
         for victim in victims:
@@ -341,7 +326,7 @@ class _Run:
                 continue
             self._evict(victims, row)
             self.residents.place((target, expert), is_prefetch=True)
-            self.history.record_load(target, expert, is_prefetch=True)
+            self.history.record_load(target, expert, is_touch=True)
             issued.append(expert)
         row["n_prefetches"] += len(issued)
         for expert in issued:

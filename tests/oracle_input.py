@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 class OraclePass:
     """One forward pass: ``rows[token][layer]`` lists the selected ids; ``rows`` is None when the routing is unrecorded.
 
+    The first ``n_accepted`` tokens are no rejected drafts; None: no token is one.
+
     ``weights`` has the shape of ``rows``; ``scores[token][layer]`` and ``lookahead[token][layer]`` list one value per
     expert, the latter is None where the trace has none.
     """
@@ -18,6 +20,12 @@ class OraclePass:
     weights: list | None = None
     scores: list | None = None
     lookahead: list | None = None
+    n_accepted: int | None = None
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens that are no rejected drafts."""
+        return self.n_tokens if self.n_accepted is None else self.n_accepted
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,7 @@ class OracleRequest:
     request: int
     prompt_tokens: int | None
     passes: list[OraclePass]
+    drafts: list[int] | None = None  # accepted drafts of each verify step, read when mtp_depth > 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,8 @@ class OracleSettings:
     score_source: str = "none"  # "all" | "topk" | "none"
     salt: int = 0
     alpha: float | None = None  # substitution: largest distance to the boundary, None: off
+    batch: int = 1  # requests that decode in lockstep
+    mtp_depth: int = 0  # drafts verified by each decode step
     top_p: int | None = None  # scores per event that `mrs` averages, None: twice the top-k
 
 
@@ -207,12 +218,6 @@ class Model:
             if e == expert
         ]
 
-    def event_plan(self) -> list[tuple[int, set[int]]]:
-        """Return the lookup events of the whole run in order, as (layer, demanded experts)."""
-        return [
-            (layer, set(self.demanded(pass_, layer)))
-            for request in self.inp.requests
-            for pass_ in self.passes(request)
-            for layer in range(self.n_layers)
-            if not self.is_staged(pass_, layer)
-        ]
+    def accepted(self, pass_: OraclePass, layer: int) -> set[int]:
+        """Distinct experts that tokens other than rejected drafts demand."""
+        return {expert for row in self.kept(pass_, layer)[: pass_.n_kept] for expert in row}

@@ -1,6 +1,7 @@
 """The oracle's history, keep scores and predictors: nothing is kept up to date, all is recounted from two logs."""
 
 from tests.oracle_input import Model, OraclePass
+from tests.oracle_lockstep import event_plan
 
 NEVER = 2**62
 MASK = 2**64 - 1
@@ -10,7 +11,7 @@ class History:
     """Log of lookup events and of loads, and every question that a policy may ask about them."""
 
     def __init__(self, model: Model) -> None:
-        self.plan = model.event_plan()
+        self.plan = event_plan(model)
         self.n_events = 0
         self.tick = 0
         self.events: list[list[dict]] = [[] for _ in range(model.n_layers)]  # per layer
@@ -19,25 +20,28 @@ class History:
     def record(self, model: Model, pass_: OraclePass, layer: int) -> None:
         """Log one lookup event; its tokens take the next ticks."""
         self.n_events += 1
+        accepted = model.accepted(pass_, layer)
+        in_order = [expert for expert in model.demanded(pass_, layer) if expert in accepted]
         self.events[layer].append(
             {
-                "tokens": model.kept(pass_, layer),
-                "sources": model.kept(pass_, layer - 1) if layer > 0 else None,
-                "demanded": set(model.demanded(pass_, layer)),
+                "tokens": model.kept(pass_, layer)[: pass_.n_kept],
+                "sources": model.kept(pass_, layer - 1)[: pass_.n_kept] if layer > 0 else None,
+                "demanded": accepted,
+                "recent": in_order if pass_.is_decode else list(dict.fromkeys(model.kept(pass_, layer)[-1])),
                 "scores": model.event_scores(pass_, layer),
                 "first_tick": self.tick + 1,
             }
         )
-        self.tick += pass_.n_tokens
+        self.tick += pass_.n_kept
 
-    def record_load(self, layer: int, expert: int, *, is_prefetch: bool) -> None:
-        """Log that an expert was given a slot now."""
+    def record_load(self, layer: int, expert: int, *, is_touch: bool) -> None:
+        """Log that an expert was given a slot now, and whether that counts as being selected."""
         self.loads.append(
             {
                 "key": (layer, expert),
                 "tick": self.tick,
                 "visit": self.visits(layer),
-                "is_prefetch": is_prefetch,
+                "is_touch": is_touch,
             }
         )
 
@@ -81,8 +85,8 @@ class History:
         return self.visits(layer) - max(since, default=0)
 
     def last_tick(self, layer: int, expert: int) -> int:
-        """Tick of the last token that selected the expert, or of a later prefetch of it."""
-        ticks = [load["tick"] for load in self.loads if load["key"] == (layer, expert) and load["is_prefetch"]][-1:]
+        """Tick of the last token that selected the expert, or of a later load that counts as one."""
+        ticks = [load["tick"] for load in self.loads if load["key"] == (layer, expert) and load["is_touch"]][-1:]
         for event in reversed(self.events[layer]):
             if expert in event["demanded"]:
                 last_token = max(i for i, ids in enumerate(event["tokens"]) if expert in ids)
@@ -218,13 +222,12 @@ def predict(model: Model, history: History, pass_: OraclePass, target: int) -> l
     settings = model.settings
     if model.inp.routing[target] == "hash":
         return model.demanded(pass_, target)
-    width = settings.width if settings.width is not None else model.inp.top_k[target]
+    width = settings.width if settings.width is not None else model.inp.top_k[target] * pass_.n_tokens
     experts = range(model.inp.n_experts[target])
     if settings.predictor == "oracle":
         return model.demanded(pass_, target)[:width]
     if settings.predictor == "previous_token":
-        tokens = history.events[target][-1]["tokens"] if history.events[target] else [[]]
-        return list(dict.fromkeys(tokens[-1]))[:width]
+        return history.events[target][-1]["recent"][:width] if history.events[target] else []
     if settings.predictor == "lookahead":
         scores = model.lookahead(pass_, target)
         return _best(dict(zip(experts, scores, strict=True)))[:width] if scores is not None else []

@@ -34,7 +34,7 @@ class Shape:
 
 
 @st.composite
-def oracle_cases(draw: st.DrawFn, *, max_requests: int = 3, max_decode_tokens: int = 1) -> OracleInput:
+def oracle_cases(draw: st.DrawFn, *, max_requests: int = 3) -> OracleInput:
     """Return legal inputs of a run: every drawn combination of trace and settings may be replayed.
 
     Half of the cases are *crowded*: few slots, eager prefetch and a slow link, so that copies wait, come late and lose
@@ -45,7 +45,10 @@ def oracle_cases(draw: st.DrawFn, *, max_requests: int = 3, max_decode_tokens: i
     settings = draw(oracle_settings(shape, crowded))
     rng = random.Random(draw(st.integers(0, 2**16)))
     n_requests = draw(st.integers(1, max_requests))
-    requests = [draw(_requests(number, shape, settings, rng, max_decode_tokens)) for number in range(n_requests)]
+    # Steps of several tokens are recorded as such, or come about by verifying drafts; not both.
+    is_wide = settings.mtp_depth == 0 and draw(st.sampled_from([False, False, False, True]))
+    n_most = 3 if is_wide else 1
+    requests = [draw(_requests(number, shape, settings, rng, n_most)) for number in range(n_requests)]
     return OracleInput(
         n_experts=shape.n_experts,
         top_k=shape.top_k,
@@ -120,6 +123,8 @@ def oracle_settings(draw: st.DrawFn, shape: Shape, crowded: bool) -> OracleSetti
         if score_source == "all"
         else None,
         top_p=draw(st.sampled_from([None, 1, 3])),
+        batch=draw(st.sampled_from([1, 1, 2, 3])),
+        mtp_depth=draw(st.sampled_from([0, 0, 1, 2])),
     )
 
 
@@ -163,7 +168,8 @@ def _requests(
         unrecorded = draw(st.one_of(st.none(), st.integers(1, 9)))
         if unrecorded is not None and _can_stage_all(unrecorded, shape, settings):
             prompt_tokens = unrecorded
-    return OracleRequest(number, prompt_tokens, passes)
+    drafts = [rng.randint(0, settings.mtp_depth) for _ in range(n_decode)] if settings.mtp_depth > 0 else None
+    return OracleRequest(number, prompt_tokens, passes, drafts)
 
 
 def _can_stage_all(n_tokens: int, shape: Shape, settings: OracleSettings) -> bool:

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 
 from tests.oracle import run_oracle
 from tests.oracle_input import COUNTERS, STALLS, Model
+from tests.oracle_lockstep import event_plan
 from tests.strategies import oracle_cases
 
 
 @settings(max_examples=150, deadline=None)
-@given(inp=oracle_cases(max_decode_tokens=2))
+@given(inp=oracle_cases())
 def test_conservation(inp):
     """Lookups are classified once, bytes are those of the copies, time is compute plus stall."""
     result = run_oracle(inp)
@@ -47,7 +48,8 @@ def test_link_is_one_at_a_time(inp):
     if inp.settings.discipline == "fifo":
         assert [copy["copy"] for copy in started] == sorted(copy["copy"] for copy in started)
         assert all(request["n_dropped"] == 0 for request in result.requests)
-    in_time = [copy for copy in started if copy["started_ns"] <= result.requests[-1]["end_ns"]]
+    end_ns = max((request["end_ns"] for request in result.requests), default=0)
+    in_time = [copy for copy in started if copy["started_ns"] <= end_ns]
     assert sum(request["n_copies"] for request in result.requests) == len(in_time) == len(started)
     busy_ns = sum(copy["landed_ns"] - copy["started_ns"] for copy in started)
     assert sum(request["link_busy_ns"] for request in result.requests) == busy_ns
@@ -59,7 +61,7 @@ def test_plan_is_what_runs(inp):
     """The future that clairvoyant policies see is the list of lookup events that take place."""
     result = run_oracle(inp)
     lookups = [row["n_lookups"] for row in result.rows]
-    planned = [len(demanded) for _, demanded in Model(inp).event_plan()]
+    planned = [len(demanded) for _, demanded in event_plan(Model(inp))]
     staged = {(c["request"], c["step"], c["layer"]) for c in result.copies if c["kind"] == "staging"}
     keys = [(row["request"], row["step"], row["layer"]) for row in result.rows]
     assert [n for n, key in zip(lookups, keys, strict=True) if key not in staged] == planned

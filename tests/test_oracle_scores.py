@@ -115,7 +115,7 @@ def test_keep_scores(eviction):
             history.record(model, pass_, layer)
         if step in loads:
             expert, is_prefetch = loads[step]
-            history.record_load(0, expert, is_prefetch=is_prefetch)
+            history.record_load(0, expert, is_touch=is_prefetch)
     keep = KeepScores(model, history, [(0, 0), (0, 1), (0, 2)], current=1)
     assert [keep.of((0, expert)) for expert in (0, 1, 2)] == KEEP_OF[eviction]
     ahead = KeepScores(

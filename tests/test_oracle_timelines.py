@@ -208,8 +208,8 @@ def test_holes_and_identity_experts():
 @pytest.mark.parametrize(
     ("predictor", "width", "expected"),
     [
-        ("previous_token", None, [3, 0]),
-        ("previous_token", 1, [3]),
+        ("previous_token", None, [1, 3]),
+        ("previous_token", 1, [1]),
         ("popularity", None, [0, 1]),
         ("popularity", 9, [0, 1, 2, 3]),
         ("coupling", None, [1, 0]),

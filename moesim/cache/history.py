@@ -37,8 +37,9 @@ class History(NamedTuple):
         Router scores of the layer's last event.
     next_use : int64[L, E]
         Number of the next event that demands the expert; `NEVER` if none. Filled only for policies that need it.
-    last_token_ids : int16[L, k]
-        Experts of the last token that passed the layer, best first, -1 padded.
+    last_demand : int16[L, E]
+        Experts that the layer's last decode pass demanded, in demand order, or those of a prompt's last token, best
+        first; -1 padded.
     pair : int64[L, E, E] or [1, 1, 1]
         Selections of an expert by tokens that selected another expert one layer before.
     n_source : int64[L, E] or [1, 1]
@@ -57,20 +58,18 @@ class History(NamedTuple):
     mrs: npt.NDArray[np.float64]
     score: npt.NDArray[np.float32]
     next_use: npt.NDArray[np.int64]
-    last_token_ids: npt.NDArray[np.int16]
+    last_demand: npt.NDArray[np.int16]
     pair: npt.NDArray[np.int64]
     n_source: npt.NDArray[np.int64]
 
 
-def empty_history(
-    n_layers: int, n_experts: int, top_k: int, *, window: int, has_window: bool, has_pairs: bool
-) -> History:
+def empty_history(n_layers: int, n_experts: int, *, window: int, has_window: bool, has_pairs: bool) -> History:
     """Make a history without a past.
 
     Parameters
     ----------
-    n_layers, n_experts, top_k : int
-        L, the largest E and the largest k.
+    n_layers, n_experts : int
+        L and the largest E.
     window : int
         Visits that the window counts.
     has_window, has_pairs : bool
@@ -90,7 +89,7 @@ def empty_history(
         np.zeros(shape, np.float64),
         np.zeros(shape, np.float32),
         np.full(shape, NEVER, np.int64),
-        np.full((n_layers, top_k), UNKNOWN, np.int16),
+        np.full(shape, UNKNOWN, np.int16),
         np.zeros((n_layers, n_experts, n_experts) if has_pairs else (1, 1, 1), np.int64),
         np.zeros(shape if has_pairs else (1, 1), np.int64),
     )
@@ -103,6 +102,7 @@ def record_event(
     n_tokens: int,
     experts: npt.NDArray[np.int64],
     last_token: npt.NDArray[np.int32],
+    is_accepted: npt.NDArray[np.uint8],
     next_event: npt.NDArray[np.int64],
     decay: float,
     is_ema_read: bool,
@@ -117,11 +117,13 @@ def record_event(
     layer : int
         Layer of the event.
     n_tokens : int
-        Tokens of the event; each gets a tick.
+        Tokens of the event without rejected drafts; each gets a tick.
     experts : int64[D]
         Distinct experts demanded.
     last_token : int32[D]
         Last token of the event that selected each.
+    is_accepted : uint8[D] or [0]
+        0 where only rejected drafts selected it: of that nothing is remembered. Empty when no draft is rejected.
     next_event : int64[D] or [0]
         Number of the next event that demands each; empty when no policy looks ahead.
     decay : float
@@ -144,6 +146,10 @@ def record_event(
             history.window_sets[layer, place, expert] = 0
     for index in range(experts.shape[0]):
         expert = experts[index]
+        if next_event.shape[0] > 0:
+            history.next_use[layer, expert] = next_event[index]
+        if is_accepted.shape[0] > 0 and is_accepted[index] == 0:
+            continue
         history.last_visit[layer, expert] = visit
         history.last_tick[layer, expert] = first_tick + last_token[index]
         history.n_selected[layer, expert] += 1
@@ -152,16 +158,18 @@ def record_event(
         if is_window_read:
             history.window_sets[layer, place, expert] = 1
             history.window_count[layer, expert] += 1
-        if next_event.shape[0] > 0:
-            history.next_use[layer, expert] = next_event[index]
 
 
 @kernel
-def record_load(history: History, layer: int, expert: int, is_prefetch: bool) -> None:
-    """Note that an expert got a slot; a prefetched one counts as touched now, else it would look infinitely old."""
+def record_load(history: History, layer: int, expert: int, is_touch: bool) -> None:
+    """Note that an expert got a slot.
+
+    What no accepted token has selected, a prefetch or a rejected draft's expert, counts as touched now (`is_touch`):
+    else it would look infinitely old.
+    """
     tick = history.clock[1]
     history.loaded_tick[layer, expert] = tick
-    if is_prefetch:
+    if is_touch:
         history.last_tick[layer, expert] = tick
         history.last_visit[layer, expert] = history.visits[layer]
 
@@ -236,10 +244,25 @@ def record_last_token(history: History, layer: int, ids: npt.NDArray[np.int16], 
     for rank in range(ids.shape[2]):
         expert = ids[token, layer, rank]
         if 0 <= expert < n_experts:
-            history.last_token_ids[layer, kept] = expert
+            history.last_demand[layer, kept] = expert
             kept += 1
-    for rank in range(kept, ids.shape[2]):
-        history.last_token_ids[layer, rank] = -1
+    if kept < history.last_demand.shape[1]:
+        history.last_demand[layer, kept] = UNKNOWN
+
+
+@kernel
+def record_demand(
+    history: History, layer: int, experts: npt.NDArray[np.int64], is_accepted: npt.NDArray[np.uint8]
+) -> None:
+    """Keep what an event demanded, in demand order, without what only rejected drafts selected."""
+    kept = 0
+    for index in range(experts.shape[0]):
+        if is_accepted.shape[0] > 0 and is_accepted[index] == 0:
+            continue
+        history.last_demand[layer, kept] = experts[index]
+        kept += 1
+    if kept < history.last_demand.shape[1]:
+        history.last_demand[layer, kept] = UNKNOWN
 
 
 @kernel

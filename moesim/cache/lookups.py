@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 from moesim.cache.kernels import NEVER, kernel
 
+_ALL_ACCEPTED = np.zeros(0, np.int64)
+
 
 class Lookups(NamedTuple):
     """All events of one request.
@@ -25,9 +27,11 @@ class Lookups(NamedTuple):
     n_tokens : int32[N]
         Tokens that selected it.
     last_token : int32[N]
-        Index within the event of the last token that selected it.
+        Index within the event of the last token that selected it; of the last accepted one where there is any.
     next_event : int64[N] or [0]
         Number of the next event that demands it, `NEVER` if none; empty when no policy looks ahead.
+    is_accepted : uint8[N] or [0]
+        0 where only rejected drafts selected it; empty when no draft is rejected.
     """
 
     offset: npt.NDArray[np.int64]
@@ -36,6 +40,7 @@ class Lookups(NamedTuple):
     n_tokens: npt.NDArray[np.int32]
     last_token: npt.NDArray[np.int32]
     next_event: npt.NDArray[np.int64]
+    is_accepted: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
 
 @kernel
@@ -58,16 +63,20 @@ def _fill(
     count: npt.NDArray[np.int32],
     best: npt.NDArray[np.float32],
     last: npt.NDArray[np.int32],
+    n_accepted: npt.NDArray[np.int64],
+    is_accepted_out: npt.NDArray[np.uint8],
 ) -> int:
     """Write every event's entries; see `build_lookups`."""
     n_layers, top_k = ids.shape[1], ids.shape[2]
     n_entries = 0
     is_ordered = demand.shape[0] > 0
+    has_rejected = n_accepted.shape[0] > 0
     for index in range(pass_start.shape[0] - 1):
         for layer in range(n_layers):
             first = n_entries
             selections = 0
             is_single = pass_start[index + 1] - pass_start[index] == 1
+            first_rejected = pass_start[index] + n_accepted[index] if has_rejected else pass_start[index + 1]
             for token in range(pass_start[index], pass_start[index + 1]):
                 for rank in range(top_k):
                     expert = np.int64(ids[token, layer, rank])
@@ -79,9 +88,11 @@ def _fill(
                         expert_out[n_entries] = expert
                         n_entries += 1
                         best[expert] = score
+                        last[expert] = token - pass_start[index]
                     best[expert] = max(best[expert], score)
                     count[expert] += 1
-                    last[expert] = token - pass_start[index]
+                    if token < first_rejected:
+                        last[expert] = token - pass_start[index]
             for entry in range(n_entries if is_single else first + 1, n_entries):
                 expert = expert_out[entry]
                 hole = entry
@@ -95,6 +106,8 @@ def _fill(
                 expert = expert_out[entry]
                 n_tokens_out[entry] = count[expert]
                 last_token_out[entry] = last[expert]
+                if has_rejected:
+                    is_accepted_out[entry] = last[expert] < n_accepted[index]
                 count[expert] = 0
             event = index * n_layers + layer
             n_selections[event] = selections
@@ -107,6 +120,7 @@ def build_lookups(
     demand: npt.NDArray[np.float32],
     pass_start: npt.NDArray[np.int64],
     n_experts: npt.NDArray[np.int64],
+    n_accepted: npt.NDArray[np.int64] = _ALL_ACCEPTED,
 ) -> Lookups:
     """Collect the distinct experts of every pass and layer of one request.
 
@@ -120,6 +134,8 @@ def build_lookups(
         First token of each pass.
     n_experts : int64[L]
         Routed experts with weights.
+    n_accepted : int64[S] or [0]
+        First tokens of each pass that are no rejected drafts; empty when none is rejected.
 
     Returns
     -------
@@ -134,11 +150,19 @@ def build_lookups(
     last_token = np.empty(ids.size, np.int32)
     widest = int(n_experts.max())
     count, best, last = np.zeros(widest, np.int32), np.zeros(widest, np.float32), np.zeros(widest, np.int32)
+    is_accepted = np.zeros(ids.size if len(n_accepted) else 0, np.uint8)
     n_entries = _fill(
-        ids, demand, pass_start, n_experts, offset, n_selections, expert, n_tokens, last_token, count, best, last
-    )
+        ids, demand, pass_start, n_experts, offset, n_selections, expert, n_tokens, last_token, count, best, last,
+        n_accepted, is_accepted,
+    )  # fmt: skip
     return Lookups(
-        offset, n_selections, expert[:n_entries], n_tokens[:n_entries], last_token[:n_entries], np.empty(0, np.int64)
+        offset,
+        n_selections,
+        expert[:n_entries],
+        n_tokens[:n_entries],
+        last_token[:n_entries],
+        np.empty(0, np.int64),
+        is_accepted[:n_entries],
     )
 
 

@@ -12,8 +12,8 @@ from moesim.engine.state import Machine, PassView
 from moesim.errors import InvariantError
 from moesim.policies.log import DecisionLog, log_for, open_moment
 from moesim.policies.prefetch import decide_hash_prefetch, has_hash_prefetch
-from moesim.results import N_COLUMNS, Column, ResultBuilder, RowSums, RunResult
-from moesim.workload import PreparedRequest, Workload, request_rows
+from moesim.results import N_COLUMNS, Column, RowSums, RunResult
+from moesim.workload import Ledger, PreparedBlock, Workload
 
 
 def _begin_pass(machine: Machine, view: PassView, rows: npt.NDArray[np.int64]) -> None:
@@ -35,13 +35,13 @@ def _begin_pass(machine: Machine, view: PassView, rows: npt.NDArray[np.int64]) -
         staged_copy(machine, view, rows)
 
 
-def _run_request(
+def _run_block(
     machine: Machine,
-    prepared: PreparedRequest,
+    prepared: PreparedBlock,
     log: DecisionLog,
     rows: npt.NDArray[np.int64],
 ) -> Generator[simpy.Event, None, None]:
-    """Run all passes of a request, layer by layer."""
+    """Run all passes of a block, layer by layer."""
     n_layers = rows.shape[1]
     costs = prepared.costs
     for index in range(rows.shape[0]):
@@ -66,10 +66,10 @@ def _run_request(
 
 
 def _run_all(
-    machine: Machine, workload: Workload, builder: ResultBuilder, progress: Callable[[int, int], None] | None
+    machine: Machine, workload: Workload, ledger: Ledger, progress: Callable[[int, int], None] | None
 ) -> Generator[simpy.Event, None, None]:
-    """Run the requests one after the other; each arrives when its predecessor ends."""
-    for n_done, prepared in enumerate(workload.requests(), start=1):
+    """Run the blocks one after the other."""
+    for prepared in workload.blocks():
         log = log_for(
             len(prepared.lookups.expert),
             len(prepared.step),
@@ -79,15 +79,15 @@ def _run_all(
         )
         rows = np.zeros((len(prepared.step), workload.resolved.n_layers, N_COLUMNS), np.int64)
         before, start_ns = machine.link_totals(), machine.stream.now_ns
-        yield from _run_request(machine, prepared, log, rows)
+        yield from _run_block(machine, prepared, log, rows)
         grown = machine.link_totals() - before
         sums = RowSums.of(rows, prepared.passes.is_decode.astype(bool))
-        builder.add(request_rows(prepared, log, rows, sums, start_ns, machine.stream.now_ns, grown))
+        ledger.add(prepared, log, rows, sums, start_ns, machine.stream.now_ns, grown)
         broken = check_slots(machine.slots)
         if broken is not None:
-            raise InvariantError(f"after request {prepared.request}: {broken}")
+            raise InvariantError(f"after the passes of request {prepared.request}: {broken}")
         if progress is not None:
-            progress(n_done, len(workload.numbers))
+            progress(ledger.n_done, len(workload.numbers))
 
 
 def simulate(
@@ -117,8 +117,8 @@ def simulate(
     resolved = workload.resolved
     env = simpy.Environment()
     machine = Machine(env, workload, keeps_copies=detail)
-    builder = ResultBuilder(resolved.n_layers, detail=detail)
-    main = env.process(_run_all(machine, workload, builder, progress))
+    ledger = Ledger(resolved.n_layers, resolved.scenario.decode.batch, detail=detail)
+    main = env.process(_run_all(machine, workload, ledger, progress))
     try:
         env.run(until=main)
     except RuntimeError:
@@ -130,4 +130,4 @@ def simulate(
             f"{'nothing known' if waits is None else f'copy {waits.number} of layer {waits.layer}'}"
         ) from None
     copies = machine.copies() if detail else None
-    return builder.build(resolved.scenario.name, resolved.scenario.content_hash, resolved.info(), copies)
+    return ledger.build(resolved.scenario.name, resolved.scenario.content_hash, resolved.info(), copies)

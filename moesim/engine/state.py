@@ -14,17 +14,17 @@ from moesim.policies.log import DecisionLog
 from moesim.policies.rules import Rules, Scratch, empty_scratch
 from moesim.results import COPY_COLUMNS, CopyKind
 from moesim.settings import LinkSettings
-from moesim.workload import PreparedRequest, Workload
+from moesim.workload import PreparedBlock, Workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassView:
-    """One pass of one request.
+    """One pass of one block.
 
     Attributes
     ----------
-    prepared : PreparedRequest
-        The request.
+    prepared : PreparedBlock
+        The block.
     log : DecisionLog
         What is decided for it.
     index : int
@@ -33,7 +33,7 @@ class PassView:
         Copies of the layers staged in this pass.
     """
 
-    prepared: PreparedRequest
+    prepared: PreparedBlock
     log: DecisionLog
     index: int
     staged: dict[int, Copy] = field(default_factory=dict)

@@ -3,6 +3,8 @@
 Every mean and percentile is taken over one named thing; what is undefined is None, never 0 and never NaN.
 """
 
+from dataclasses import fields
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -43,12 +45,13 @@ def tpot_frame(result: RunResult) -> pd.DataFrame:
     """Give what TPOT is made of, one row per request.
 
     TPOT = (time of last token - time of first token) / (output tokens - 1). Without a modelled prefill the first
-    token is the one that the first decode step starts from.
+    token is the one that the first decode step starts from, so it is there when the request starts. In a batch the time
+    between includes the prompts of those that join.
 
     Returns
     -------
     pandas.DataFrame
-        Columns request, n_output_tokens, duration_ns (first to last token), compute_ns (of the decode steps), tpot_ns
+        Columns request, n_output_tokens, duration_ns (first to last token), compute_ns (of the passes between), tpot_ns
         (float64, NaN below two tokens).
 
     Raises
@@ -56,25 +59,21 @@ def tpot_frame(result: RunResult) -> pd.DataFrame:
     InvariantError
         If a request with tokens has no moment of its first token.
     """
-    decode = result.steps[result.steps["phase"] == "decode"]
-    per_request = decode.groupby("request", sort=False).agg(
-        first_ns=("start_ns", "min"), compute_ns=("compute_ns", "sum")
-    )
-    frame = result.requests[["request", "n_output_tokens", "first_token_ns", "end_ns"]]
-    frame = frame.merge(per_request, how="left", left_on="request", right_index=True)
+    requests = result.requests
+    frame = requests[["request", "n_output_tokens", "start_ns", "first_token_ns", "end_ns", "decode_compute_ns"]]
     several = frame["n_output_tokens"] >= 2
-    first_ns = frame["first_token_ns"].where(frame["first_token_ns"] >= 0, frame["first_ns"])
-    if first_ns[several].isna().any():
-        bad = frame.loc[several & first_ns.isna(), "request"].tolist()
-        raise InvariantError(f"requests {bad} report output tokens but neither a prefill nor a decode step")
-    duration_ns = (frame["end_ns"] - first_ns.fillna(frame["end_ns"])).astype(np.int64)
+    first_ns = frame["first_token_ns"].where(frame["first_token_ns"] >= 0, frame["start_ns"])
+    if several.any() and not (result.steps["phase"] == "decode").any():
+        bad = frame.loc[several, "request"].tolist()
+        raise InvariantError(f"requests {bad} report output tokens, but the run has no decode step")
+    duration_ns = frame["end_ns"] - first_ns
     steps = frame["n_output_tokens"].where(several) - 1
     return pd.DataFrame(
         {
             "request": frame["request"],
             "n_output_tokens": frame["n_output_tokens"],
-            "duration_ns": duration_ns,
-            "compute_ns": frame["compute_ns"].fillna(0).astype(np.int64),
+            "duration_ns": duration_ns.astype(np.int64),
+            "compute_ns": frame["decode_compute_ns"].astype(np.int64),
             "tpot_ns": duration_ns / steps,
         }
     )
@@ -82,8 +81,7 @@ def tpot_frame(result: RunResult) -> pd.DataFrame:
 
 def _lookup_counts(steps: pd.DataFrame) -> LookupCounts:
     """Sum the lookup counters of some steps and check that they are complete."""
-    names = ("n_tokens", "n_selections", "n_lookups", "n_hits", "n_late", "n_misses", "n_transient", "n_substituted")
-    counts = LookupCounts(**{name: int(steps[name].sum()) for name in names})
+    counts = LookupCounts(**{field.name: int(steps[field.name].sum()) for field in fields(LookupCounts)})
     if counts.n_hits + counts.n_late + counts.n_misses != counts.n_lookups:
         raise InvariantError(
             f"hits {counts.n_hits} + late {counts.n_late} + misses {counts.n_misses} != lookups {counts.n_lookups}"
@@ -201,7 +199,7 @@ def compute_metrics(result: RunResult) -> Metrics:
         prefetch=_prefetch_counts(result),
         link=link,
         bytes_per_output_token=link.copied_bytes / n_output_tokens if n_output_tokens else None,
-        decode_bytes_per_token=decode_bytes / decode.n_tokens if decode.n_tokens else None,
+        decode_bytes_per_token=decode_bytes / decode.n_accepted if decode.n_accepted else None,
         layer_hit_rates={phase: layer_hit_rates(result, phase) for phase in PHASES},
     )
 

@@ -39,6 +39,8 @@ class LookupCounts:
     ----------
     n_tokens : int
         Tokens processed in the phase's steps.
+    n_accepted : int
+        The same without rejected drafts: in decode, the tokens that came out.
     n_selections : int
         Experts selected, once per token that selected them.
     n_lookups : int
@@ -52,6 +54,7 @@ class LookupCounts:
     """
 
     n_tokens: int
+    n_accepted: int
     n_selections: int
     n_lookups: int
     n_hits: int
@@ -95,8 +98,8 @@ class LookupCounts:
 
     @property
     def misses_per_token(self) -> float | None:
-        """Misses over all layers per token."""
-        return self.n_misses / self.n_tokens if self.n_tokens else None
+        """Misses over all layers per token that is no rejected draft."""
+        return self.n_misses / self.n_accepted if self.n_accepted else None
 
     def as_dict(self) -> dict[str, float | int | None]:
         """Give counts and rates under their own names."""
@@ -210,7 +213,7 @@ class Metrics:
     floor_tpot_ns : Spread
         As `tpot_ns` with compute alone, as if no copy was ever waited for.
     itl_ns : Spread
-        Inter-token latency, one value per decode step.
+        Inter-token latency, one value per decode step, whatever the tokens that it makes.
     ttft_ns : Spread
         Time to first token from arrival, queueing included, one value per request with a modelled prefill.
     decode, prefill, total : LookupCounts
@@ -226,7 +229,7 @@ class Metrics:
     bytes_per_output_token : float or None
         All copied bytes, prefill included, per output token.
     decode_bytes_per_token : float or None
-        Bytes asked for by decode steps per decode token, dropped copies included.
+        Bytes asked for by decode steps per decode token that came out, dropped copies included.
     layer_hit_rates : dict
         Phase to one hit rate per layer, None where a layer had no lookups in that phase.
     """

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from moesim.cache.history import (
     History,
+    record_demand,
     record_event,
     record_last_token,
     record_load,
@@ -138,13 +139,17 @@ def record_lookups(rules: Rules, history: History, passes: Passes, lookups: Look
     event = index * passes.n_experts.shape[0] + layer
     first, last = lookups.offset[event], lookups.offset[event + 1]
     token, end = passes.pass_start[index], passes.pass_start[index + 1]
+    # Rejected drafts are known as such only after the step: they feed the scores of the event, not the history.
+    accepted_end = token + passes.n_accepted[index] if passes.n_accepted.shape[0] > 0 else end
+    is_accepted = lookups.is_accepted[first:last] if lookups.is_accepted.shape[0] > 0 else lookups.is_accepted
     next_event = lookups.next_event[first:last] if lookups.next_event.shape[0] > 0 else lookups.next_event
     record_event(
         history,
         layer,
-        end - token,
+        accepted_end - token,
         lookups.expert[first:last],
         lookups.last_token[first:last],
+        is_accepted,
         next_event,
         rules.decay,
         rules.is_ema_read,
@@ -158,9 +163,12 @@ def record_lookups(rules: Rules, history: History, passes: Passes, lookups: Look
         top_p = 2 * passes.top_k[layer] if rules.top_p < 0 else rules.top_p
         record_mrs(history, layer, passes.n_experts[layer], top_p, rules.decay)
     if rules.predictor == PREVIOUS_TOKEN:
-        record_last_token(history, layer, passes.ids, end - 1, passes.n_experts[layer])
+        if passes.is_decode[index] == 1:
+            record_demand(history, layer, lookups.expert[first:last], is_accepted)
+        else:
+            record_last_token(history, layer, passes.ids, end - 1, passes.n_experts[layer])
     if rules.is_pairs_read and layer > 0:
-        record_pairs(history, layer, passes.ids, token, end, passes.n_experts)
+        record_pairs(history, layer, passes.ids, token, accepted_end, passes.n_experts)
 
 
 @kernel
@@ -195,7 +203,8 @@ def _admit(slots: Slots, history: History, lookups: Lookups, log: DecisionLog, l
     expert = lookups.expert[entry]
     log.outcome[entry] = PLACED
     slots.is_pinned[layer, expert] = 1
-    record_load(history, layer, expert, False)
+    is_rejected = lookups.is_accepted.shape[0] > 0 and lookups.is_accepted[entry] == 0
+    record_load(history, layer, expert, is_rejected)
 
 
 @kernel

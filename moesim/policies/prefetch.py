@@ -123,7 +123,9 @@ def _predict(
 ) -> int:
     """List the experts predicted for a layer, best first, into ``scratch.predicted``."""
     n_experts = passes.n_experts[target]
-    width = passes.top_k[target] if rules.width < 0 else rules.width
+    # Each token of the pass selects top_k experts.
+    n_tokens = passes.pass_start[index + 1] - passes.pass_start[index]
+    width = passes.top_k[target] * n_tokens if rules.width < 0 else rules.width
     width = min(width, n_experts)
     event = index * passes.n_experts.shape[0] + target
     if rules.predictor == LOOKAHEAD:
@@ -138,10 +140,9 @@ def _predict(
         return _top_of(scratch.values, n_experts, width, 0.0, scratch.predicted)
     if rules.predictor == PREVIOUS_TOKEN:
         kept = 0
-        for rank in range(min(width, history.last_token_ids.shape[1])):
-            if history.last_token_ids[target, rank] >= 0:
-                scratch.predicted[kept] = history.last_token_ids[target, rank]
-                kept += 1
+        while kept < width and history.last_demand[target, kept] >= 0:
+            scratch.predicted[kept] = history.last_demand[target, kept]
+            kept += 1
         return kept
     if rules.predictor == ORACLE:
         kept = 0

@@ -85,6 +85,8 @@ class Passes(NamedTuple):
         Router scores, when a policy reads them.
     lookahead : float32[T, L, E] or [0, 0, 0]
         Predicted router scores; NaN where there is no prediction.
+    n_accepted : int64[S] or [0]
+        Tokens of each pass before its rejected drafts; empty when no draft is rejected.
     """
 
     pass_start: npt.NDArray[np.int64]
@@ -97,6 +99,7 @@ class Passes(NamedTuple):
     weights: npt.NDArray[np.float32]
     scores: npt.NDArray[np.float32]
     lookahead: npt.NDArray[np.float32]
+    n_accepted: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 class Costs(NamedTuple):

@@ -10,8 +10,8 @@ from moesim.policies.rules import Scratch, empty_scratch
 from moesim.replay.link import N_ROWS, idle_link, make_room
 from moesim.replay.loop import DECIDE, TIME, replay_request
 from moesim.replay.timing import empty_waits
-from moesim.results import N_COLUMNS, ResultBuilder, RowSums, RunResult
-from moesim.workload import PreparedRequest, Workload, request_rows
+from moesim.results import N_COLUMNS, RowSums, RunResult
+from moesim.workload import Ledger, PreparedBlock, Workload
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
     Parameters
     ----------
     workload : Workload
-        Its settings and durations are used; its requests are handed in one by one.
+        Its settings and durations are used; its blocks are handed in one by one.
     detail : bool
         Also keep one row per layer step, and every copy.
     """
@@ -31,7 +31,7 @@ class Clock:
         n_layers, n_experts = resolved.n_layers, int(resolved.n_experts.max())
         self._workload = workload
         self._detail = detail
-        self._builder = ResultBuilder(n_layers, detail=detail)
+        self._ledger = Ledger(n_layers, resolved.scenario.decode.batch, detail=detail)
         self._copies: list[npt.NDArray[np.int64]] = []
         self._waits = empty_waits(n_layers, n_experts)
         self._pass_rows = np.zeros((n_layers, N_COLUMNS), np.int64)
@@ -47,14 +47,19 @@ class Clock:
         # A pass that only times reads neither slots nor history nor scratch, but the kernel has one signature.
         self._idle = (workload.new_slots(), workload.new_history(), empty_scratch(n_layers, n_experts))
 
+    @property
+    def n_done(self) -> int:
+        """Requests that have ended."""
+        return self._ledger.n_done
+
     def time(
-        self, prepared: PreparedRequest, log: DecisionLog, decided: RowSums, decided_rows: npt.NDArray[np.int64]
+        self, prepared: PreparedBlock, log: DecisionLog, decided: RowSums, decided_rows: npt.NDArray[np.int64]
     ) -> None:
-        """Time a request that has been decided.
+        """Time a block that has been decided.
 
         Parameters
         ----------
-        prepared : PreparedRequest
+        prepared : PreparedBlock
             With this workload's durations.
         log : DecisionLog
             What was decided.
@@ -67,15 +72,13 @@ class Clock:
         rows = self._run(TIME, prepared, log, sums, self._idle)
         self._add(prepared, log, sums, rows + decided_rows if self._detail else None)
 
-    def decide_and_time(
-        self, prepared: PreparedRequest, log: DecisionLog, state: tuple[Slots, History, Scratch]
-    ) -> None:
-        """Decide and time a request in one go.
+    def decide_and_time(self, prepared: PreparedBlock, log: DecisionLog, state: tuple[Slots, History, Scratch]) -> None:
+        """Decide and time a block in one go.
 
         Parameters
         ----------
-        prepared : PreparedRequest
-            The request.
+        prepared : PreparedBlock
+            The block.
         log : DecisionLog
             Room for its decisions.
         state : tuple
@@ -89,12 +92,12 @@ class Clock:
     def _run(
         self,
         mode: int,
-        prepared: PreparedRequest,
+        prepared: PreparedBlock,
         log: DecisionLog,
         sums: RowSums,
         state: tuple[Slots, History, Scratch],
     ) -> npt.NDArray[np.int64]:
-        """Run the kernel over one request and give the rows, empty unless in detail."""
+        """Run the kernel over one block and give the rows, empty unless in detail."""
         slots, history, scratch = state
         n_most = len(log.outcome) + len(log.prefetch_expert) + len(prepared.passes.is_event)
         self.link, done = make_room(self.link, n_most)
@@ -129,11 +132,11 @@ class Clock:
         return rows
 
     def _add(
-        self, prepared: PreparedRequest, log: DecisionLog, sums: RowSums, rows: npt.NDArray[np.int64] | None
+        self, prepared: PreparedBlock, log: DecisionLog, sums: RowSums, rows: npt.NDArray[np.int64] | None
     ) -> None:
-        """Hand a finished request to the result."""
+        """Hand a finished block to the result."""
         grown = self.link.totals - self._before
-        self._builder.add(request_rows(prepared, log, rows, sums, self._start_ns, self._now_ns, grown))
+        self._ledger.add(prepared, log, rows, sums, self._start_ns, self._now_ns, grown)
 
     def result(self) -> RunResult:
         """Give the result of all requests so far; copies are in the order of their requests."""
@@ -143,4 +146,4 @@ class Clock:
             copies = copies[np.argsort(copies[:, 0], kind="stable")]
         resolved = self._workload.resolved
         scenario = resolved.scenario
-        return self._builder.build(scenario.name, scenario.content_hash, resolved.info(), copies)
+        return self._ledger.build(scenario.name, scenario.content_hash, resolved.info(), copies)

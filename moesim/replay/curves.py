@@ -14,7 +14,7 @@ from moesim.replay.decider import Decider
 from moesim.replay.hits import check_has_no_prefetch, mean_rates
 from moesim.replay.stack import Recency, Stacks, empty_stacks, stack_lru_request, stack_request
 from moesim.results import DECODE, Column
-from moesim.workload import PreparedRequest, Resolved, Workload
+from moesim.workload import PreparedBlock, Resolved, Workload
 
 # What these keep does not depend on what is resident, so that K slots hold a part of what K + 1 slots hold. The others:
 # fifo's order is that of loads, history normalises over residents, and belady_bypass may refuse a miss.
@@ -79,8 +79,8 @@ def hit_curve(workload: Workload, slots: Sequence[int] | None = None, progress: 
 
     Notes
     -----
-    Policies of `ONE_PASS` without substitution cost one pass whatever the sizes; the others cost one decision pass for
-    each.
+    Policies of `ONE_PASS` without substitution and drafts cost one pass whatever the sizes; the others cost one
+    decision pass for each.
     """
     resolved = workload.resolved
     check_is_curve(resolved)
@@ -98,8 +98,13 @@ def hit_curve(workload: Workload, slots: Sequence[int] | None = None, progress: 
 
 
 def is_one_pass(resolved: Resolved) -> bool:
-    """Tell whether one pass serves all sizes; substitution forgoes copies depending on what is resident."""
-    return resolved.rules.eviction in ONE_PASS and not resolved.rules.has_substitution
+    """Tell whether one pass serves all sizes.
+
+    Substitution forgoes copies depending on what is resident, and a rejected draft's expert counts as touched only
+    where it had to be loaded: both depend on the size.
+    """
+    depends_on_size = resolved.rules.has_substitution or resolved.scenario.decode.mtp_depth > 0
+    return resolved.rules.eviction in ONE_PASS and not depends_on_size
 
 
 def check_is_curve(resolved: Resolved) -> None:
@@ -143,8 +148,10 @@ def _stack_hits(workload: Workload, progress: Progress | None) -> tuple[Counts, 
     resolved = workload.resolved
     stacks = _new_stacks(resolved, int(resolved.n_experts.max()))
     history = workload.new_history()
-    for n_done, prepared in enumerate(workload.requests(), start=1):
+    n_done = 0
+    for prepared in workload.blocks():
         stack_request(resolved.rules, history, prepared.passes, prepared.lookups, stacks)
+        n_done += prepared.n_ended
         _report(progress, n_done, len(workload.numbers))
     return _below(stacks.n_found), stacks.n_lookups
 
@@ -164,13 +171,15 @@ def _lru_hits(workload: Workload, progress: Progress | None) -> tuple[Counts, Co
         room = (0, 0) if is_listed else (n_layers, n_experts)
         recency = Recency(np.zeros(room, np.int64), np.zeros((2, *room), np.int64))
         clock = np.zeros(1, np.int64)
-        for n_done, events in enumerate(workload.events(), start=1):
+        n_done = 0
+        for events in workload.events():
             if not is_listed and int(np.diff(events.lookups.offset).max(initial=0)) > largest:
                 is_listed = True
                 break
             stack_lru_request(
                 events.lookups, events.is_event, events.is_decode, events.n_tokens, clock, stacks, recency
             )
+            n_done += events.n_ended
             _report(progress, n_done, len(workload.numbers))
         else:
             hits = _below(stacks.n_found)
@@ -185,12 +194,14 @@ def _decide_sizes(workload: Workload, sizes: npt.NDArray[np.int64], progress: Pr
     deciders = [Decider(workload, capacity=np.minimum(size, resolved.n_experts)) for size in sizes]
     counts = np.zeros((len(sizes), 2, resolved.n_layers, len(Column)), np.int64)
 
-    def decide(index: int, prepared: PreparedRequest) -> None:
+    def decide(index: int, prepared: PreparedBlock) -> None:
         counts[index] += deciders[index].decide(prepared).sums.layers
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for n_done, prepared in enumerate(workload.requests(), start=1):
+        n_done = 0
+        for prepared in workload.blocks():
             list(pool.map(decide, range(len(sizes)), [prepared] * len(sizes)))
+            n_done += prepared.n_ended
             _report(progress, n_done, len(workload.numbers))
     lookups = counts[0, ..., Column.N_LOOKUPS]
     return HitCurve(sizes, counts[..., Column.N_LOOKUPS] - counts[..., Column.N_MISSES], lookups)

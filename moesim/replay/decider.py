@@ -11,26 +11,26 @@ from moesim.replay.clock import Clock
 from moesim.replay.loop import DECIDE, replay_request
 from moesim.replay.timing import empty_waits
 from moesim.results import N_COLUMNS, N_TIMED, RowSums
-from moesim.workload import PreparedRequest, Workload
+from moesim.workload import PreparedBlock, Workload
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Decided:
-    """One request with its decisions; sums and rows hold its logical counters only."""
+    """One block with its decisions; sums and rows hold its logical counters only."""
 
-    prepared: PreparedRequest
+    prepared: PreparedBlock
     log: DecisionLog
     sums: RowSums
     rows: npt.NDArray[np.int64]
 
 
 class Decider:
-    """Runs the decision pass of a workload, request by request.
+    """Runs the decision pass of a workload, block by block.
 
     Parameters
     ----------
     workload : Workload
-        Its policies and its cache are used; its requests are handed in one by one.
+        Its policies and its cache are used; its blocks are handed in one by one.
     detail : bool
         Also keep one row per layer step.
     capacity : int64[L], optional
@@ -50,13 +50,13 @@ class Decider:
         self._link = Clock(workload, detail=False).link
         self._pass_rows = np.zeros((resolved.n_layers, N_COLUMNS), np.int64)
 
-    def decide(self, prepared: PreparedRequest) -> Decided:
-        """Decide one request.
+    def decide(self, prepared: PreparedBlock) -> Decided:
+        """Decide one block.
 
         Parameters
         ----------
-        prepared : PreparedRequest
-            The next request of the run.
+        prepared : PreparedBlock
+            The next block of the run.
 
         Returns
         -------

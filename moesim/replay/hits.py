@@ -98,7 +98,7 @@ def _lru_request(
     Parameters
     ----------
     lookups, is_event, is_decode, n_tokens
-        As in `RequestEvents`.
+        As in `BlockEvents`.
     capacity : int64[L]
         Slots of each layer.
     clock : int64[1]
@@ -163,7 +163,8 @@ def _count_lru(workload: Workload, progress: Callable[[int, int], None] | None) 
     # What a warm start placed has tick 0, so its key is its id.
     key_of_slot = slots.expert_of_slot
     hits, lookups = np.zeros((2, resolved.n_layers), np.int64), np.zeros((2, resolved.n_layers), np.int64)
-    for n_done, events in enumerate(workload.events(), start=1):
+    n_done = 0
+    for events in workload.events():
         _lru_request(
             events.lookups,
             events.is_event,
@@ -177,6 +178,7 @@ def _count_lru(workload: Workload, progress: Callable[[int, int], None] | None) 
             hits,
             lookups,
         )
+        n_done += events.n_ended
         if progress is not None:
             progress(n_done, len(workload.numbers))
     return HitCounts(hits, lookups)
@@ -204,13 +206,16 @@ def count_hits(workload: Workload, progress: Callable[[int, int], None] | None =
     """
     resolved = workload.resolved
     check_has_no_prefetch(resolved)
-    is_plain = resolved.pool_bytes < 0 and not resolved.rules.has_substitution
+    has_rejected = resolved.scenario.decode.mtp_depth > 0
+    is_plain = resolved.pool_bytes < 0 and not resolved.rules.has_substitution and not has_rejected
     if resolved.rules.eviction == Eviction.LRU and is_plain:
         return _count_lru(workload, progress)
     decider = Decider(workload)
     counts = np.zeros((2, resolved.n_layers, len(Column)), np.int64)
-    for n_done, prepared in enumerate(workload.requests(), start=1):
+    n_done = 0
+    for prepared in workload.blocks():
         counts += decider.decide(prepared).sums.layers
+        n_done += prepared.n_ended
         if progress is not None:
             progress(n_done, len(workload.numbers))
     lookups = counts[..., Column.N_LOOKUPS]

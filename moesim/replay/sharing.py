@@ -19,9 +19,9 @@ from moesim.replay.decider import Decided, Decider
 from moesim.replay.simulation import replay
 from moesim.results import RunResult
 from moesim.scenario import Scenario
-from moesim.workload import PreparedRequest, Workload
+from moesim.workload import PreparedBlock, Workload
 
-# Decided requests that are held at once; more would save little, and memory must not follow the trace.
+# Decided blocks that are held at once; more would save little, and memory must not follow the trace.
 CHUNK = 8
 
 
@@ -55,7 +55,7 @@ def _compute_key(scenario: Scenario) -> str:
 
 
 def _time_chunk(workloads: Sequence[Workload], clocks: Sequence[Clock], chunk: Sequence[Decided]) -> None:
-    """Time some requests on all clocks, as many clocks at once as there are processors."""
+    """Time some blocks on all clocks, as many clocks at once as there are processors."""
     keys = [_compute_key(workload.resolved.scenario) for workload in workloads]
     shared: list[dict[str, Costs]] = [{} for _ in chunk]
     for workload, key in zip(workloads, keys, strict=True):
@@ -98,17 +98,17 @@ def replay_shared(
     decider = Decider(first, detail=detail)
     clocks = [Clock(workload, detail=detail) for workload in workloads]
     n_done = 0
-    for chunk in _chunks(first.requests(), CHUNK):
+    for chunk in _chunks(first.blocks(), CHUNK):
         _time_chunk(workloads, clocks, [decider.decide(prepared) for prepared in chunk])
-        n_done += len(chunk) * len(workloads)
+        n_done += sum(prepared.n_ended for prepared in chunk) * len(workloads)
         if progress is not None:
             progress(n_done, len(first.numbers) * len(workloads))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         return list(pool.map(Clock.result, clocks))
 
 
-def _chunks(requests: Iterable[PreparedRequest], size: int) -> Iterator[list[PreparedRequest]]:
-    """Cut a stream of requests into lists."""
-    iterator = iter(requests)
+def _chunks(blocks: Iterable[PreparedBlock], size: int) -> Iterator[list[PreparedBlock]]:
+    """Cut a stream of blocks into lists."""
+    iterator = iter(blocks)
     while chunk := list(itertools.islice(iterator, size)):
         yield chunk

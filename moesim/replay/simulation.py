@@ -32,7 +32,7 @@ def replay(
     slots, history = workload.new_slots(), workload.new_history()
     scratch = empty_scratch(resolved.n_layers, int(resolved.n_experts.max()))
     clock = Clock(workload, detail=detail)
-    for n_done, prepared in enumerate(workload.requests(), start=1):
+    for prepared in workload.blocks():
         log = log_for(
             len(prepared.lookups.expert),
             len(prepared.step),
@@ -42,5 +42,5 @@ def replay(
         )
         clock.decide_and_time(prepared, log, (slots, history, scratch))
         if progress is not None:
-            progress(n_done, len(workload.numbers))
+            progress(clock.n_done, len(workload.numbers))
     return clock.result()

@@ -205,7 +205,7 @@ def stack_lru_request(
     Parameters
     ----------
     lookups, is_event, is_decode, n_tokens
-        As in `RequestEvents`.
+        As in `BlockEvents`.
     clock : int64[1]
         Last tick given to a token; the layers share ticks, as only the order within a layer counts.
     stacks : Stacks

@@ -10,7 +10,7 @@ import pandas as pd
 
 from moesim.errors import ConfigError
 from moesim.files import atomic_write
-from moesim.results import RunResult
+from moesim.results import SHARED, RunResult
 from moesim.timeline.placement import STALL_KINDS, ExpertsOrder, LayerTimes, NeededCopy, place_waits
 
 DEFAULT_STEPS = 256
@@ -66,8 +66,10 @@ def _step_events(steps: pd.DataFrame) -> Iterator[str]:
         hits, late, misses = hits + row.n_hits, late + row.n_late, misses + row.n_misses
         yield _event("C", "lookups so far", row.end_ns, args={"hit": hits, "late": late, "miss": misses})
         if row.phase == "decode":
-            tokens[row.request] = tokens.get(row.request, 0) + 1
+            tokens[row.request] = tokens.get(row.request, 0) + row.n_accepted
             name = f"request {row.request} token {tokens[row.request]}"
+            if row.request == SHARED:
+                name = f"{row.n_accepted} tokens of the batch"
             yield _event("i", name, row.end_ns, s="t", tid=_STEPS, args={"request": row.request})
         if row.head_ns:
             yield _slice("output head", row.end_ns - row.head_ns, row.end_ns, _COMPUTE, {"step": row.step})

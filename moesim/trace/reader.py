@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,22 @@ class TraceReader:
     def request_numbers(self) -> tuple[int, ...]:
         """Numbers of the requests that have rows, rising; the first call reads the key columns."""
         return tuple(self._plans())
+
+    @cached_property
+    def has_wide_steps(self) -> bool:
+        """Whether any decode step processes several tokens; the first call reads four narrow columns."""
+        groups = GroupReader(self._footers)
+        keys = []
+        try:
+            for file, footer in enumerate(self._footers):
+                for group in range(footer.n_groups):
+                    rows = groups.read(file, group, ("request", "phase", "step", "layer"))
+                    is_decode = rows["phase"] & (rows["layer"] == 0)
+                    keys.append((rows["request"][is_decode].astype(np.int64) << 32) | rows["step"][is_decode])
+        finally:
+            groups.close()
+        joined = np.concatenate([np.zeros(0, np.int64), *keys])
+        return len(np.unique(joined)) < len(joined)
 
     @property
     def repairs(self) -> Repairs:

@@ -1,22 +1,22 @@
 """A scenario meets its trace, model and device: what does not fit is refused, the rest becomes plain arrays."""
 
 from moesim.workload.prepare import Workload
-from moesim.workload.report import request_rows
-from moesim.workload.request import PreparedRequest, RequestEvents
+from moesim.workload.report import Ledger
+from moesim.workload.request import BlockEvents, PreparedBlock
 from moesim.workload.resolve import Resolved, resolve
 from moesim.workload.source import HELD_BYTES, DecodedTrace, RequestSource, chosen_requests
 from moesim.workload.untimed import untimed_scenario
 
 __all__ = [
     "HELD_BYTES",
+    "BlockEvents",
     "DecodedTrace",
-    "PreparedRequest",
-    "RequestEvents",
+    "Ledger",
+    "PreparedBlock",
     "RequestSource",
     "Resolved",
     "Workload",
     "chosen_requests",
-    "request_rows",
     "resolve",
     "untimed_scenario",
 ]

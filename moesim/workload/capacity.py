@@ -186,6 +186,8 @@ def _plan(
         device_source=source,
         reserve_bytes=memory.reserve,
         context_tokens=memory.context_tokens,
+        n_requests=scenario.decode.batch,
+        n_step_tokens=scenario.decode.batch * (1 + scenario.decode.mtp_depth),
         # Prompts that a run leaves out still have to be processed by the device that it stands for.
         n_staging_buffers=0 if scenario.prefill.mode == "selective" else min(2, len(sizes[0])),
     )

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moesim.policies.rules import Costs
+from moesim.workload.request import Sequences
 from moesim.workload.resolve import Resolved
 
 
@@ -19,6 +20,8 @@ class Durations:
     def __init__(self, resolved: Resolved) -> None:
         self._resolved = resolved
         self._compute = resolved.compute
+        scenario = resolved.scenario
+        self._draft_ns = scenario.decode.mtp_depth * scenario.compute.draft_ns
         self._kind_of_layer, self._layer_of_kind = self._layer_kinds()
         self._decode_gap = np.zeros((len(self._layer_of_kind), 0), np.int64)
         self._decode_head = np.zeros(0, np.int64)
@@ -67,8 +70,9 @@ class Durations:
         if longest < known:
             return
         contexts = range(known, max(longest + 1, 2 * known))
-        gap = [[self._compute.gap_ns(layer, 1, max(1, length)) for length in contexts] for layer in self._layer_of_kind]
-        head = [self._compute.output_head_ns(1, max(1, length)) for length in contexts]
+        shapes = [((1, max(1, length)),) for length in contexts]
+        gap = [[self._compute.gap_ns(layer, shape) for shape in shapes] for layer in self._layer_of_kind]
+        head = [self._compute.output_head_ns(shape, 1) for shape in shapes]
         self._decode_gap = np.concatenate([self._decode_gap, np.array(gap, np.int64)], axis=1)
         self._decode_head = np.concatenate([self._decode_head, np.array(head, np.int64)])
 
@@ -91,19 +95,21 @@ class Durations:
             rows.append(by_kind[key])
         self._expert_ns = np.concatenate([self._expert_ns, np.array(rows, np.int64)], axis=1)
 
-    def of_passes(self, n_tokens: npt.NDArray[np.int32], context: npt.NDArray[np.int64], most_tokens: int) -> Costs:
-        """Give the durations of one request.
+    def of_passes(self, sequences: Sequences, is_decode: npt.NDArray[np.uint8], most_tokens: int) -> Costs:
+        """Give the durations of one block.
 
         Parameters
         ----------
-        n_tokens : int32[S]
-            Tokens of each pass.
-        context : int64[S]
-            Tokens in the key-value cache after each pass.
+        sequences : Sequences
+            The sequences of each pass.
+        is_decode : uint8[S]
+            1 for decode passes, which ask for a successor of every token and draft the next ones.
         most_tokens : int
             Most tokens that any expert gets at once.
         """
+        n_tokens = np.add.reduceat(sequences.n_tokens, sequences.offset[:-1])
         is_single = n_tokens == 1
+        context = sequences.context[sequences.offset[:-1]]
         self._grow_decode_tables(int(context[is_single].max(initial=0)))
         self._grow_expert_table(most_tokens)
         length = np.where(is_single, context, 0)
@@ -112,11 +118,14 @@ class Durations:
         router = np.repeat(self._decode_router[None, :], len(n_tokens), axis=0)
         shared = np.repeat(self._decode_shared[None, :], len(n_tokens), axis=0)
         for index in np.flatnonzero(~is_single):
-            count, end = int(n_tokens[index]), int(context[index])
-            by_kind = np.array([self._compute.gap_ns(layer, count, end) for layer in self._layer_of_kind], np.int64)
+            own = slice(int(sequences.offset[index]), int(sequences.offset[index + 1]))
+            shape = tuple(zip(sequences.n_tokens[own].tolist(), sequences.context[own].tolist(), strict=True))
+            count = int(n_tokens[index])
+            by_kind = np.array([self._compute.gap_ns(layer, shape) for layer in self._layer_of_kind], np.int64)
             gap[index] = by_kind[self._kind_of_layer]
-            head[index] = self._compute.output_head_ns(count, end)
+            head[index] = self._compute.output_head_ns(shape, count if is_decode[index] else 1)
             router[index], shared[index] = self._router_and_shared(count)
+        head[is_decode == 1] += self._draft_ns
         link = self._resolved.link
         return Costs(
             gap_ns=gap,

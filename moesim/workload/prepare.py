@@ -1,9 +1,11 @@
-"""Each request of a trace as the arrays that decisions and clocks read.
+"""Blocks of passes as the arrays that decisions and clocks read.
 
-What belongs here: passes, lookup events, durations and future of one request. What does not: state of the cache.
+What belongs here: lookup events, durations and future of one block. What does not: state of the cache.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +21,17 @@ from moesim.policies.rules import Costs, Passes
 from moesim.policies.warmstart import fill_slots
 from moesim.trace import RequestTrace
 from moesim.workload.durations import Durations
-from moesim.workload.request import Plan, PreparedRequest, RequestEvents
+from moesim.workload.passes import Drafts, Plan, RequestPasses, cut_request, in_lockstep, one_by_one
+from moesim.workload.request import BlockEvents, PreparedBlock
 from moesim.workload.resolve import Resolved
 from moesim.workload.source import chosen_requests, needed_columns, orders_tokens, reads_lookahead
+from moesim.workload.speculation import accepted_drafts
 from moesim.workload.warmstart import with_warm_start
 
 _NO_FLOATS = np.zeros((0, 0, 0), np.float32)
 _NO_COUNTS = np.zeros((0, 0, 0), np.int32)
 _NO_TOKENS = np.zeros(0, np.int32)
+_ALL_ACCEPTED = np.zeros(0, np.int64)
 
 
 def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -34,8 +39,13 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.require(array, requirements=["C", "W"])
 
 
+def _accepted_rows(plan: Plan) -> npt.NDArray[np.int64]:
+    """Give the accepted tokens of each pass, int64[S], or nothing where no draft is rejected."""
+    return plan.n_accepted.astype(np.int64) if (plan.n_accepted < plan.n_tokens).any() else _ALL_ACCEPTED
+
+
 class Workload:
-    """The requests of one scenario; every call of `requests` is a fresh pass.
+    """The requests of one scenario; every call of `blocks` is a fresh pass.
 
     Parameters
     ----------
@@ -44,14 +54,22 @@ class Workload:
     source : callable, optional
         Gives the decoded requests, to share them between runs; it is called with the columns that are needed. Default:
         stream them from the trace's file.
+    drafts : callable, optional
+        Gives the accepted drafts of each verify step from request number and decode tokens. Default: drawn as
+        `accepted_drafts` does.
     """
 
     def __init__(
-        self, resolved: Resolved, source: Callable[[tuple[str, ...]], Iterator[RequestTrace]] | None = None
+        self,
+        resolved: Resolved,
+        source: Callable[[tuple[str, ...]], Iterator[RequestTrace]] | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         self.numbers = chosen_requests(resolved)
         self.resolved = resolved = with_warm_start(resolved, self.numbers)
         self._source = source if source is not None else self._stream
+        scenario = resolved.scenario
+        self._drafts = drafts if drafts is not None else partial(accepted_drafts, scenario.decode, scenario.seed)
         self._durations = Durations(resolved)
         self.columns = needed_columns(resolved)
         self._future: list[npt.NDArray[np.int64]] | None = None
@@ -83,7 +101,6 @@ class Workload:
         history = empty_history(
             resolved.n_layers,
             n_experts,
-            int(resolved.top_k.max()),
             window=resolved.scenario.eviction.window,
             has_window=rules.is_window_read,
             has_pairs=rules.is_pairs_read,
@@ -94,54 +111,63 @@ class Workload:
             history.next_use[:] = self._first_use
         return history
 
-    def requests(self) -> Iterator[PreparedRequest]:
-        """Give the requests in the order of the trace.
+    def _plans(self, columns: tuple[str, ...]) -> Iterator[Plan]:
+        """Cut the requests into passes and put these together into blocks."""
+        decode, mode = self.resolved.scenario.decode, self.resolved.scenario.prefill.mode
+
+        def requests() -> Iterator[RequestPasses]:
+            for trace in self._source(columns):
+                passes = cut_request(trace, mode, decode.mtp_depth, self._drafts)
+                if passes is not None:
+                    yield passes
+
+        return one_by_one(requests()) if decode.batch == 1 else in_lockstep(requests(), decode.batch)
+
+    def blocks(self) -> Iterator[PreparedBlock]:
+        """Give the blocks of passes in the order in which they run.
 
         Yields
         ------
-        PreparedRequest
+        PreparedBlock
             With the next use of every lookup where the eviction policy looks ahead.
         """
         if self.resolved.reads_future:
             self._look_ahead()
-        n_given = 0
-        for trace in self._source(self.columns):
-            plan = self._plan(trace)
-            if plan is None:
-                continue
+        number = -1
+        for number, plan in enumerate(self._plans(self.columns)):
             prepared = self._prepare(plan)
             if self._future is not None:
-                prepared.lookups.next_event.setflags(write=True)
-                prepared = self._with_future(prepared, n_given)
-            n_given += 1
+                lookups = prepared.lookups._replace(next_event=self._future[number])
+                prepared = dataclasses.replace(prepared, lookups=lookups)
             yield prepared
-        if n_given == 0:
+        if number < 0:
             raise TraceFormatError(
                 f"trace {self.resolved.reader.path}: no request has a pass to replay under prefill.mode = "
                 f"{self.resolved.scenario.prefill.mode!r}"
             )
 
-    def events(self) -> Iterator[RequestEvents]:
-        """Give the requests' lookup events alone, for counts that read neither scores nor durations."""
+    def events(self) -> Iterator[BlockEvents]:
+        """Give the blocks' lookup events alone, for counts that read neither scores nor durations."""
         columns = tuple(column for column in self.columns if column in {"scores", "topk_weights"})
-        for trace in self._source(columns if orders_tokens(self.resolved) else ()):
-            plan = self._plan(trace)
-            if plan is not None:
-                is_decode = plan.is_decode.astype(np.uint8)
-                yield RequestEvents(self._lookups(plan), plan.is_event, is_decode, plan.n_tokens)
+        for plan in self._plans(columns if orders_tokens(self.resolved) else ()):
+            is_event = self._is_event(plan)
+            n_ended = sum(member.ends for member in plan.members)
+            lookups = self._lookups(plan, is_event)
+            yield BlockEvents(lookups, is_event, plan.is_decode.astype(np.uint8), plan.n_tokens, n_ended)
 
-    def costs_of(self, prepared: PreparedRequest, like: Costs | None = None) -> Costs:
-        """Give the durations of a request that another workload prepared from the same trace.
+    def costs_of(self, prepared: PreparedBlock, like: Costs | None = None) -> Costs:
+        """Give the durations of a block that another workload prepared from the same trace.
 
         Parameters
         ----------
-        prepared : PreparedRequest
-            The request.
+        prepared : PreparedBlock
+            The block.
         like : Costs, optional
             Its durations under the same compute settings: then only the link's times are this workload's own.
         """
         if like is None:
-            return self._durations.of_passes(prepared.n_tokens, prepared.context, prepared.most_tokens)
+            is_decode = prepared.passes.is_decode
+            return self._durations.of_passes(prepared.sequences, is_decode, prepared.most_tokens)
         link = self.resolved.link
         return like._replace(
             launch_ns=link.launch_ns,
@@ -149,13 +175,6 @@ class Workload:
             transfer_ns=link.transfer_ns,
             staging_transfer_ns=link.staging_transfer_ns,
         )
-
-    def _with_future(self, prepared: PreparedRequest, number: int) -> PreparedRequest:
-        """Attach next uses."""
-        assert self._future is not None
-        lookups = prepared.lookups._replace(next_event=self._future[number])
-        values = {name: getattr(prepared, name) for name in PreparedRequest.__slots__}
-        return PreparedRequest(**(values | {"lookups": lookups}))
 
     def _look_ahead(self) -> None:
         """Walk all requests backwards once and keep, for every lookup, when its expert is demanded next."""
@@ -178,119 +197,96 @@ class Workload:
         self._future = future[::-1]
         self._first_use = next_use
 
-    def _plan(self, trace: RequestTrace) -> Plan | None:
-        """Cut a request into passes and say which layers each of them stages; None if nothing is left of it."""
-        mode = self.resolved.scenario.prefill.mode
-        first_token = int(np.argmax(trace.is_decode)) if trace.is_decode.any() else trace.n_tokens
-        first_token = first_token if mode == "skip" else 0
-        step, is_decode = trace.step[first_token:], trace.is_decode[first_token:]
-        if not len(step):
-            return None
-        start = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
-        pass_start = np.append(start, len(step)).astype(np.int64)
-        n_tokens = np.diff(pass_start).astype(np.int32)
-        context = trace.position[first_token:][pass_start[1:] - 1].astype(np.int64) + 1
-        pass_step, pass_decode = step[start], is_decode[start]
-        prompt = trace.prompt_tokens
-        is_recorded = bool(not is_decode[0]) or mode == "skip" or not prompt
-        if not is_recorded and prompt:
-            pass_start = np.concatenate([[0], pass_start])
-            n_tokens = np.concatenate([[np.int32(prompt)], n_tokens]).astype(np.int32)
-            context = np.concatenate([[prompt], context])
-            pass_step = np.concatenate([[step[0] - 1], pass_step]).astype(np.int32)
-            pass_decode = np.concatenate([[False], pass_decode])
-        is_event = self._is_event(pass_decode, n_tokens)
-        if not is_recorded and is_event[0].any():
-            layer = int(np.flatnonzero(is_event[0])[0])
-            raise UnsupportedScenarioError(
-                f"request {trace.request}: its prompt of {prompt} tokens takes the selective path at layer {layer}, "
-                f"but trace {self.resolved.reader.path} has not recorded its routing: set prefill.mode to 'staging' "
-                "or 'skip'"
-            )
-        return Plan(
-            trace, first_token, pass_step, pass_decode, n_tokens, context, pass_start, is_event.ravel(), is_recorded
-        )
-
-    def _is_event(self, is_decode: npt.NDArray[np.bool_], n_tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """Say for each pass and layer whether it goes through the cache: uint8[S, L]."""
+    def _is_event(self, plan: Plan) -> npt.NDArray[np.uint8]:
+        """Say for each pass and layer whether it goes through the cache: uint8[S * L]."""
         resolved = self.resolved
-        mode = resolved.scenario.prefill.mode
+        mode, is_decode = resolved.scenario.prefill.mode, plan.is_decode
         is_event = np.ones((len(is_decode), resolved.n_layers), np.uint8)
         if mode == "staging":
             is_event[~is_decode] = 0
         elif mode == "auto":
             threshold = resolved.capacity // resolved.top_k
-            is_event[~is_decode] = n_tokens[~is_decode, None] < threshold[None, :]
-        return is_event
+            is_event[~is_decode] = plan.n_tokens[~is_decode, None] < threshold[None, :]
+        is_unrecorded = np.diff(plan.pass_start) == 0
+        if is_event[is_unrecorded].any():
+            layer = int(np.flatnonzero(is_event[is_unrecorded][0])[0])
+            raise UnsupportedScenarioError(
+                f"request {plan.request}: its prompt of {plan.members[0].prompt_tokens} tokens takes the selective "
+                f"path at layer {layer}, but trace {resolved.reader.path} has not recorded its routing: set "
+                "prefill.mode to 'staging' or 'skip'"
+            )
+        return is_event.reshape(-1)
 
-    def _lookups(self, plan: Plan) -> Lookups:
-        """Collect the request's lookup events."""
-        trace, first = plan.trace, plan.first_token
-        ids = _own(trace.topk_ids[first:])
+    def _lookups(self, plan: Plan, is_event: npt.NDArray[np.uint8]) -> Lookups:
+        """Collect the block's lookup events."""
+        ids = _own(plan.ids)
         demand = _NO_FLOATS
-        is_mixed = (plan.is_event.reshape(len(plan.step), -1).any(axis=1) & (plan.n_tokens > 1)).any()
-        if is_mixed and trace.scores is not None:
-            chosen = np.take_along_axis(trace.scores[first:], np.clip(ids, 0, trace.scores.shape[2] - 1), axis=2)
+        is_mixed = (is_event.reshape(len(plan.step), -1).any(axis=1) & (plan.n_tokens > 1)).any()
+        if is_mixed and (scores := plan.column("scores")) is not None:
+            chosen = np.take_along_axis(scores, np.clip(ids, 0, scores.shape[2] - 1), axis=2)
             demand = chosen.astype(np.float32)
-        elif is_mixed and trace.topk_weights is not None:
-            demand = _own(trace.topk_weights[first:])
-        return build_lookups(ids, demand, plan.pass_start, self.resolved.n_experts)
+        elif is_mixed and (weights := plan.column("topk_weights")) is not None:
+            demand = _own(weights)
+        return build_lookups(ids, demand, plan.pass_start, self.resolved.n_experts, _accepted_rows(plan))
 
-    def _prepare(self, plan: Plan) -> PreparedRequest:
-        """Turn a plan into arrays."""
-        trace, first, rules = plan.trace, plan.first_token, self.resolved.rules
+    def _passes(self, plan: Plan, is_event: npt.NDArray[np.uint8]) -> Passes:
+        """Lay out the tokens for the decisions, with what these read and nothing else."""
+        rules = self.resolved.rules
         scores = lookahead = weights = _NO_FLOATS
-        if rules.score_source == ScoreSource.ALL and trace.scores is not None:
-            scores = trace.scores[first:].astype(np.float32)
+        if rules.score_source == ScoreSource.ALL and (column := plan.column("scores")) is not None:
+            scores = column.astype(np.float32)
         reads_weights = rules.score_source == ScoreSource.TOPK or rules.has_substitution
-        if reads_weights and trace.topk_weights is not None:
-            weights = _own(trace.topk_weights[first:])
-        if reads_lookahead(self.resolved) and trace.lookahead is not None:
-            lookahead = trace.lookahead[first:].astype(np.float32)
-        passes = Passes(
+        if reads_weights and (column := plan.column("topk_weights")) is not None:
+            weights = _own(column)
+        if reads_lookahead(self.resolved) and (column := plan.column("lookahead")) is not None:
+            lookahead = column.astype(np.float32)
+        return Passes(
             pass_start=plan.pass_start,
             is_decode=plan.is_decode.astype(np.uint8),
-            is_event=plan.is_event,
+            is_event=is_event,
             is_hash=self.resolved.is_hash,
             n_experts=self.resolved.n_experts,
             top_k=self.resolved.top_k,
-            ids=_own(trace.topk_ids[first:]),
+            ids=_own(plan.ids),
             weights=weights,
             scores=scores,
             lookahead=lookahead,
+            n_accepted=_accepted_rows(plan),
         )
-        lookups = self._lookups(plan)
-        staged_tokens = self._staged_tokens(plan, passes.ids)
+
+    def _prepare(self, plan: Plan) -> PreparedBlock:
+        """Turn a plan into arrays."""
+        is_event = self._is_event(plan)
+        passes, lookups = self._passes(plan, is_event), self._lookups(plan, is_event)
+        staged_tokens = self._staged_tokens(plan, passes)
         most_tokens = max(
             int(lookups.n_tokens.max(initial=0)), int(staged_tokens.max(initial=0)) if staged_tokens.size else 0, 1
         )
-        costs = self._durations.of_passes(plan.n_tokens, plan.context, most_tokens)
-        return PreparedRequest(
-            request=trace.request,
-            domain=trace.domain,
-            prompt_tokens=trace.prompt_tokens or 0,
-            has_prefill=bool((~plan.is_decode).any()),
-            n_decode_tokens=int(plan.n_tokens[plan.is_decode].sum()),
+        return PreparedBlock(
+            request=plan.request,
+            members=plan.members,
+            owner=plan.owner.astype(np.int32),
             step=plan.step,
             n_tokens=plan.n_tokens,
-            context=plan.context,
+            n_accepted=plan.n_accepted,
+            sequences=plan.sequences,
             most_tokens=most_tokens,
             passes=passes,
             lookups=lookups,
-            costs=costs,
+            costs=self._durations.of_passes(plan.sequences, passes.is_decode, most_tokens),
             staged_tokens=staged_tokens,
         )
 
-    def _staged_tokens(self, plan: Plan, ids: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
+    def _staged_tokens(self, plan: Plan, passes: Passes) -> npt.NDArray[np.int32]:
         """Count tokens per expert where a layer is staged; an unrecorded prompt is spread evenly over all experts."""
-        staged = np.flatnonzero(~plan.is_event.reshape(len(plan.step), -1).all(axis=1))
+        staged = np.flatnonzero(~passes.is_event.reshape(len(plan.step), -1).all(axis=1))
         if not len(staged):
             return _NO_COUNTS
         resolved = self.resolved
         widest = int(resolved.n_experts.max())
         counts = np.zeros((int(staged[-1]) + 1, resolved.n_layers, widest), np.int32)
         for index in staged:
-            tokens = ids[plan.pass_start[index] : plan.pass_start[index + 1]]
+            tokens = passes.ids[plan.pass_start[index] : plan.pass_start[index + 1]]
             for layer in range(resolved.n_layers):
                 n_experts = int(resolved.n_experts[layer])
                 if len(tokens):

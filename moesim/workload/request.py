@@ -1,18 +1,63 @@
-"""What one request becomes on its way to a backend: its passes, its lookup events, and all that decisions read."""
+"""What requests become on their way to a backend: blocks of passes, and all that decisions about them read."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from moesim.cache.lookups import Lookups
 from moesim.policies.rules import Costs, Passes
-from moesim.trace import RequestTrace
+
+
+class Sequences(NamedTuple):
+    """Sequences that take part in each pass; pass ``s`` owns the entries ``offset[s] : offset[s + 1]``.
+
+    Attributes
+    ----------
+    offset : int64[S + 1]
+        First entry of each pass.
+    n_tokens : int32[Q]
+        Tokens of the sequence in the pass.
+    context : int64[Q]
+        Its tokens in the key-value cache after the pass.
+    """
+
+    offset: npt.NDArray[np.int64]
+    n_tokens: npt.NDArray[np.int32]
+    context: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One request's part in a block.
+
+    Attributes
+    ----------
+    request : int
+        Request number.
+    domain : str or None
+        Domain label.
+    prompt_tokens : int
+        Prompt length, 0 when unknown.
+    n_output_tokens : int
+        Tokens that come out over its whole life: the prompt's pass makes the first, every accepted decode token one
+        more.
+    begins, ends : bool
+        Whether the block is its first, its last.
+    """
+
+    request: int
+    domain: str | None
+    prompt_tokens: int
+    n_output_tokens: int
+    begins: bool
+    ends: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RequestEvents:
-    """Lookup events of one request without durations or scores: enough to count hits where only ids decide.
+class BlockEvents:
+    """Lookup events of one block without durations or scores: enough to count hits where only ids decide.
 
     Attributes
     ----------
@@ -24,34 +69,38 @@ class RequestEvents:
         1 for decode passes.
     n_tokens : int32[S]
         Tokens of each pass.
+    n_ended : int
+        Requests whose last block this is.
     """
 
     lookups: Lookups
     is_event: npt.NDArray[np.uint8]
     is_decode: npt.NDArray[np.uint8]
     n_tokens: npt.NDArray[np.int32]
+    n_ended: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PreparedRequest:
-    """One request, ready to be replayed.
+class PreparedBlock:
+    """Passes that run in one go, ready to be replayed.
+
+    A block is a whole request where requests run one after the other. With batches it is one prompt, or the decode
+    passes between two changes of the batch.
 
     Attributes
     ----------
     request : int
-        Request number.
-    domain : str or None
-        Domain label.
-    prompt_tokens : int
-        Prompt length, 0 when unknown.
-    has_prefill : bool
-        Whether its prompt is part of the run.
-    n_decode_tokens : int
-        Tokens that decode passes produce.
+        Request number, `SHARED` for passes of several requests.
+    members : tuple of Member
+        The requests that take part.
+    owner : int32[T]
+        Member that each token belongs to; T counts recorded tokens.
     step, n_tokens : int32[S]
         Step number and tokens of each pass.
-    context : int64[S]
-        Tokens in the key-value cache after each pass.
+    n_accepted : int32[S]
+        Tokens of each pass without rejected drafts; they are the first ones of the pass.
+    sequences : Sequences
+        The sequences of each pass.
     most_tokens : int
         Most tokens that any expert gets at once.
     passes : Passes
@@ -65,13 +114,12 @@ class PreparedRequest:
     """
 
     request: int
-    domain: str | None
-    prompt_tokens: int
-    has_prefill: bool
-    n_decode_tokens: int
+    members: tuple[Member, ...]
+    owner: npt.NDArray[np.int32]
     step: npt.NDArray[np.int32]
     n_tokens: npt.NDArray[np.int32]
-    context: npt.NDArray[np.int64]
+    n_accepted: npt.NDArray[np.int32]
+    sequences: Sequences
     most_tokens: int
     passes: Passes
     lookups: Lookups
@@ -79,21 +127,6 @@ class PreparedRequest:
     staged_tokens: npt.NDArray[np.int32]
 
     @property
-    def n_output_tokens(self) -> int:
-        """Tokens that come out: the prompt's pass makes the first, every decode token one more."""
-        return self.n_decode_tokens + 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """Passes of one request before any duration is known."""
-
-    trace: RequestTrace
-    first_token: int
-    step: npt.NDArray[np.int32]
-    is_decode: npt.NDArray[np.bool_]
-    n_tokens: npt.NDArray[np.int32]
-    context: npt.NDArray[np.int64]
-    pass_start: npt.NDArray[np.int64]
-    is_event: npt.NDArray[np.uint8]
-    is_recorded: bool
+    def n_ended(self) -> int:
+        """Requests whose last block this is."""
+        return sum(member.ends for member in self.members)

@@ -110,6 +110,9 @@ class Resolved:
             "substitution_alpha": _plain(scenario.substitution.alpha),
             "score_kind": self.reader.meta.score_kind,
             "prefill": scenario.prefill.mode,
+            "batch": scenario.decode.batch,
+            "mtp_depth": scenario.decode.mtp_depth,
+            "acceptance": list(scenario.decode.chances),
             "seed": scenario.seed,
             "notes": list(self.notes),
         }
@@ -313,6 +316,10 @@ def resolve(scenario: Scenario, reader: TraceReader | None = None) -> Resolved:
     rules, reads_future = _rules(scenario, reader)
     if scenario.score_source == "topk":
         notes.append("score_source = topk: experts that were not selected count as score 0")
+    if scenario.decode.mtp_depth > 0:
+        notes.append("rejected drafts are given the routing of the tokens that the trace holds at their positions")
+        if scenario.compute.draft_ns == 0:
+            notes.append("drafting takes no time: compute.draft_ns is 0")
     link = link_costs(
         device,
         expert_bytes,

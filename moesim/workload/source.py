@@ -84,12 +84,17 @@ def reads_lookahead(resolved: Resolved) -> bool:
 
 def orders_tokens(resolved: Resolved) -> bool:
     """Tell whether demand of several tokens at once may go through the cache, so that its order counts."""
-    mode = resolved.scenario.prefill.mode
-    if mode in {"staging", "skip"}:
-        return False
-    longest = int((resolved.capacity // resolved.top_k).max())
-    prompts = [entry.prompt_tokens for entry in resolved.reader.meta.requests]
-    return mode == "selective" or any(prompt is None or prompt < longest for prompt in prompts)
+    scenario, reader = resolved.scenario, resolved.reader
+    if scenario.decode.batch > 1 or scenario.decode.mtp_depth > 0:
+        return True
+    if scenario.prefill.mode == "selective":
+        return True
+    if scenario.prefill.mode == "auto":
+        longest = int((resolved.capacity // resolved.top_k).max())
+        prompts = [entry.prompt_tokens for entry in reader.meta.requests]
+        if any(prompt is None or prompt < longest for prompt in prompts):
+            return True
+    return bool({"scores", "topk_weights"} & reader.columns) and reader.has_wide_steps
 
 
 class RequestSource(Protocol):

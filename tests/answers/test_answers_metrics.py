@@ -9,9 +9,9 @@ import pytest
 
 from moesim.errors import InvariantError
 from moesim.metrics import compute_metrics, layer_hit_rates, prefetch_effect, spread, tpot_frame
-from moesim.results import N_COLUMNS, Column, RequestRows, ResultBuilder, RunResult
+from moesim.results import N_COLUMNS, Column, ResultBuilder, RunResult
 from moesim.units import NS_PER_MS
-from tests.answers_factory import EXPERT_BYTES, timed_request, timed_result, toy_result
+from tests.answers_factory import EXPERT_BYTES, block_of, timed_request, timed_result, toy_result
 
 MS = NS_PER_MS
 
@@ -22,17 +22,12 @@ def counted(rows: list[dict[Column, int]], *, n_tokens: int = 1, phase: str = "d
     for index, row in enumerate(rows):
         for column, value in row.items():
             array[index, 0, column] = value
-    plain = timed_request(0, gaps_ns=[0] * len(rows))
-    part: RequestRows = dataclasses.replace(
-        plain,
-        rows=array,
-        n_tokens=np.full(len(rows), n_tokens, np.int32),
-        is_decode=np.full(len(rows), phase == "decode"),
-        **request,
-    )
+    counts = np.full(len(rows), n_tokens, np.int32)
+    part = block_of(0, array, np.full(len(rows), phase == "decode"), n_tokens=counts, n_accepted=counts)
+    _, totals = timed_request(0, gaps_ns=[0] * len(rows))
     builder = ResultBuilder(1, detail=False)
     builder.add(part)
-    return builder.build("counted", "0" * 64, {}, None)
+    return builder.build("counted", "0" * 64, {}, [dataclasses.replace(totals, **request)], None)
 
 
 def test_c58_request_kinds() -> None:
@@ -167,13 +162,14 @@ def test_prefetch_bytes() -> None:
 
 def test_link_use_is_clamped_with_a_reason() -> None:
     """A copy that outlives the run may push use above 1; the number is cut and says so."""
-    part = dataclasses.replace(timed_request(0, gaps_ns=[100]), link_busy_ns=130, n_copies=1, copied_bytes=7)
-    link = compute_metrics(timed_result(part)).link
+    block, plain = timed_request(0, gaps_ns=[100])
+    totals = dataclasses.replace(plain, link_busy_ns=130, n_copies=1, copied_bytes=7)
+    link = compute_metrics(timed_result((block, totals))).link
     assert link.use_frac == 1.0
     assert link.clamped is not None
     assert "busy 130 ns of 100 ns" in link.clamped
-    half = dataclasses.replace(part, link_busy_ns=50)
-    link = compute_metrics(timed_result(half)).link
+    half = dataclasses.replace(totals, link_busy_ns=50)
+    link = compute_metrics(timed_result((block, half))).link
     assert (link.use_frac, link.clamped) == (0.5, None)
 
 

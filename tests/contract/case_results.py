@@ -1,5 +1,6 @@
 """Short ways to read the result of a hand-written case, and to watch residency while it runs."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 
 from moesim.cache.slots import Slots, check_slots
 from moesim.results import RunResult
-from moesim.workload import PreparedRequest, Workload
+from moesim.workload import PreparedBlock, Workload
 from tests.bridge import BACKENDS, workload_of
 from tests.oracle_input import OracleInput, OracleRequest
 
@@ -44,11 +45,11 @@ def column(result: RunResult, name: str, **where: object) -> list:
 
 
 def one_pass_per_request(inp: OracleInput) -> OracleInput:
-    """Cut every request at its passes: residency lives over the whole run, so nothing else changes."""
+    """Cut every request at its passes, without batches and drafts: residency lives over the whole run."""
     passes = [pass_ for request in inp.requests for pass_ in request.passes]
     requests = [OracleRequest(number, None, [pass_]) for number, pass_ in enumerate(passes)]
-    values = {name: getattr(inp, name) for name in inp.__dataclass_fields__}
-    return OracleInput(**(values | {"requests": requests}))
+    settings = dataclasses.replace(inp.settings, batch=1, mtp_depth=0)
+    return dataclasses.replace(inp, requests=requests, settings=settings)
 
 
 class WatchedWorkload(Workload):
@@ -76,9 +77,9 @@ class WatchedWorkload(Workload):
         self._look()
         return slots
 
-    def requests(self) -> Iterator[PreparedRequest]:
-        """Give the requests; a backend asks for the next one when it has finished the last."""
-        for prepared in super().requests():
+    def blocks(self) -> Iterator[PreparedBlock]:
+        """Give the blocks; a backend asks for the next one when it has finished the last."""
+        for prepared in super().blocks():
             yield prepared
             self._look()
 
@@ -90,7 +91,7 @@ class WatchedWorkload(Workload):
 
 
 def run_watched(inp: OracleInput, backend: str) -> tuple[RunResult, WatchedWorkload]:
-    """Run a case and check residency between its requests."""
+    """Run a case and check residency between its blocks."""
     plain = workload_of(inp)
-    watched = WatchedWorkload(plain.resolved, plain._source)
+    watched = WatchedWorkload(plain.resolved, plain._source, plain._drafts)
     return BACKENDS[backend](watched, detail=True), watched

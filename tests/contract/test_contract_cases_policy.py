@@ -98,7 +98,7 @@ def _keep_of_warm_slots(inp):
 
 def test_c30_ema_values():
     """The average moves at every event of its layer, selected or not, and in no other layer."""
-    history = empty_history(2, 3, 1, window=4, has_window=False, has_pairs=False)
+    history = empty_history(2, 3, window=4, has_window=False, has_pairs=False)
     _record(history, 1, 2, decay=0.5)
     values = []
     for expert in (1, 1, 0):
@@ -106,7 +106,7 @@ def test_c30_ema_values():
         values.append(history.ema[0, 1])
     assert values == [0.5, 0.75, 0.375]
     assert history.ema[1].tolist() == [0.0, 0.0, 0.5]
-    history = empty_history(1, 3, 1, window=4, has_window=False, has_pairs=False)
+    history = empty_history(1, 3, window=4, has_window=False, has_pairs=False)
     for expert in (0, 0, 2, 2, 2, 2, 2, 2, 1, 1):
         _record(history, 0, expert, decay=0.5)
     assert history.ema[0, :2].tolist() == [0.0029296875, 0.75]
@@ -116,7 +116,16 @@ def _record(history, layer, expert, *, decay=0.5):
     """Let one token select one expert."""
     experts, last_token = np.array([expert], np.int16), np.zeros(1, np.int32)
     record_event(
-        history, layer, 1, experts, last_token, np.zeros(0, np.int64), decay, True, history.window_sets.size > 1
+        history,
+        layer,
+        1,
+        experts,
+        last_token,
+        np.zeros(0, np.uint8),
+        np.zeros(0, np.int64),
+        decay,
+        True,
+        history.window_sets.size > 1,
     )
 
 
@@ -133,7 +142,7 @@ def test_c30_ema_decides_by_recent_weight(backend):
 
 def test_c31_window_count():
     """Steps without the expert advance the window."""
-    history = empty_history(1, 2, 1, window=4, has_window=True, has_pairs=False)
+    history = empty_history(1, 2, window=4, has_window=True, has_pairs=False)
     counts = []
     for expert in (0, 0, 0, 1, 1, 1, 1, 1):
         _record(history, 0, expert)
@@ -166,7 +175,7 @@ def test_c32_clock_never_wraps(backend, eviction):
 
 def test_c32_clock_counts_beyond_32_bits():
     """Ticks and visits of a very long run are told apart like those of a short one."""
-    history = empty_history(1, 2, 1, window=4, has_window=False, has_pairs=False)
+    history = empty_history(1, 2, window=4, has_window=False, has_pairs=False)
     history.clock[:] = history.visits[:] = 2**40
     _record(history, 0, 0)
     _record(history, 0, 1)
@@ -284,5 +293,5 @@ def test_never_is_the_future_of_what_is_not_used_again():
     """Without a next use an expert is further away than any event."""
     workload = workload_of(case(one_layer([0], [1], [0]), n_experts=[3], top_k=[1], slots=[2], eviction="belady"))
     assert workload.new_history().next_use[0].tolist() == [1, 2, 2**62]
-    (prepared,) = workload.requests()
+    (prepared,) = workload.blocks()
     assert prepared.lookups.next_event.tolist() == [3, 2**62, 2**62]

@@ -106,11 +106,11 @@ def test_a_model_is_measured_once() -> None:
 def test_costs_use_what_was_measured_for_the_model() -> None:
     """Attention, router and expert of the model come from its table; what the table lacks stays derived."""
     costs, derived = _costs(_device(_table())), _costs(load_device("laptop-cpu"))
-    assert costs.gap_ns(3, 1, 72) == 1_500
+    assert costs.gap_ns(3, ((1, 72),)) == 1_500
     assert costs.router_ns(7, 1) == 70
     assert costs.expert_ns(2, 2, 24_576) == 600
     assert costs.expert_ns(2, 0, 24_576) == 0
-    assert costs.output_head_ns(1, 72) == derived.output_head_ns(1, 72)
+    assert costs.output_head_ns(((1, 72),), 1) == derived.output_head_ns(((1, 72),), 1)
     assert derived.expert_ns(2, 2, 24_576) != 600
 
 
@@ -133,11 +133,11 @@ def test_measured_times_hold_for_layers_of_the_same_shape() -> None:
     """gpt-oss alternates two kinds of attention: each layer takes the entry of its own kind, or stays derived."""
     sliding, full = {"layer": 0, "points": [[1, 1, 100]]}, {"layer": 1, "points": [[1, 1, 300]]}
     both = _costs(_device(_table(model="gpt-oss-20b", attention=[sliding, full])), "gpt-oss-20b")
-    assert [both.gap_ns(layer, 1, 50) for layer in range(4)] == [100, 300, 100, 300]
+    assert [both.gap_ns(layer, ((1, 50),)) for layer in range(4)] == [100, 300, 100, 300]
     one = _costs(_device(_table(model="gpt-oss-20b", attention=[full])), "gpt-oss-20b")
     derived = _costs(load_device("laptop-cpu"), "gpt-oss-20b")
-    assert one.gap_ns(2, 1, 50) == derived.gap_ns(2, 1, 50)
-    assert one.gap_ns(3, 1, 50) == 300
+    assert one.gap_ns(2, ((1, 50),)) == derived.gap_ns(2, ((1, 50),))
+    assert one.gap_ns(3, ((1, 50),)) == 300
 
 
 def test_runs_say_that_times_were_measured(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def curve_case(inp: OracleInput, **changes: object) -> OracleInput:
     return plain_case(inp, scope="per_layer", prefill=mode, **changes)
 
 
-@given(inp=oracle_cases(max_decode_tokens=3))
+@given(inp=oracle_cases())
 @ANY_CASE
 def test_lru_curve_equals_single_sizes(inp: OracleInput) -> None:
     """One pass gives LRU's hits at every size from 0 to all experts, whatever events demand at once."""
@@ -61,7 +61,7 @@ def test_lru_curve_of_single_tokens_equals_single_sizes(inp: OracleInput, mode: 
     check_every_size(inp)
 
 
-@given(inp=oracle_cases(max_decode_tokens=3))
+@given(inp=oracle_cases())
 @ANY_CASE
 def test_curves_equal_single_sizes(inp: OracleInput) -> None:
     """Any policy's curve is that of its replays."""

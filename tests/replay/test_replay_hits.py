@@ -55,7 +55,7 @@ def scenario(slots: int, policy: str, **more: object) -> Scenario:
     return build_scenario(fields | {"cache": {"slots": slots}, "eviction": {"policy": policy}} | more, "test")
 
 
-@given(inp=oracle_cases(max_decode_tokens=3))
+@given(inp=oracle_cases())
 @ANY_CASE
 def test_hits_equal_replay(inp: OracleInput) -> None:
     """Any policy of any scope has the hits of its replay, prefill and decode apart."""
@@ -64,7 +64,7 @@ def test_hits_equal_replay(inp: OracleInput) -> None:
     check_counts(count_hits(workload_of(inp)), replay(workload_of(inp)))
 
 
-@given(inp=oracle_cases(max_decode_tokens=3), slots=st.integers(0, 5))
+@given(inp=oracle_cases(), slots=st.integers(0, 5))
 @ANY_CASE
 def test_lru_kernel_equals_replay(inp: OracleInput, slots: int) -> None:
     """The kernel made for LRU has the hits of LRU's replay, at sizes below one event's demand too."""
