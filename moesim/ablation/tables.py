@@ -1,20 +1,25 @@
 """Read back what sweeps have written, one folder or several together."""
 
+import dataclasses
 import json
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moesim.errors import ConfigError, TraceFormatError
+from moesim.errors import ConfigError, TraceFormatError, UnknownNameError
 
 TABLE_VERSION = 2
 METADATA_KEY = "moesim_sweep"
 
+_LABEL_ORDER = ("eviction", "cache", "memory", "prefetch", "substitution", "score_source", "seed")
 _FILES = {"points": "sweep.parquet", "layers": "layers.parquet", "bounds": "bounds.parquet"}
 
 
@@ -26,7 +31,8 @@ class SweepTables:
     ----------
     points : pandas.DataFrame
         One row per point with numbers: hash, name, bound_hash, every setting under its dotted name (those too that do
-        not vary), ``info.<name>``, metrics.
+        not vary; plain values, None where a setting plays no part), ``info.<name>``, metrics. Where nothing is
+        prefetched the predictor is ``none``, the depth 0, and every other setting of the prefetch None.
     layers : pandas.DataFrame
         One row per point, phase and layer.
     bounds : pandas.DataFrame
@@ -64,19 +70,89 @@ def load_tables(folders: Sequence[Path]) -> SweepTables:
         name: pd.concat([part[name] for part, _ in parts], ignore_index=True).drop_duplicates(keys, ignore_index=True)
         for name, keys in (("points", ["hash"]), ("layers", ["hash", "phase", "layer"]), ("bounds", ["hash"]))
     }
-    settings = tuple(dict.fromkeys(name for _, names in parts for name in names))
-    is_ok = frames["points"]["status"] == "ok"
+    settings = tuple(sorted(dict.fromkeys(name for _, names in parts for name in names), key=_rank))
+    points = frames["points"]
+    for name in settings:
+        if name not in points:
+            points[name] = None
+        points[name] = pd.Series([_plain(name, value) for value in points[name]], dtype=object)
+    is_off = (points["prefetch.predictor"] == "none") | (points["prefetch.depth"] == 0)
+    for name in (name for name in settings if name.startswith("prefetch.")):
+        unused = {"prefetch.predictor": "none", "prefetch.depth": 0}.get(name)
+        values = [unused if off else value for off, value in zip(is_off, points[name], strict=True)]
+        points[name] = pd.Series(values, dtype=object)
+    is_ok = points["status"] == "ok"
     if not is_ok.any():
-        raise ConfigError(
-            f"{', '.join(map(str, folders))}: no point has numbers; see the column error of sweep.parquet"
-        )
+        places = ", ".join(map(str, folders))
+        raise ConfigError(f"{places}: no point has numbers; the column error of sweep.parquet says why")
     return SweepTables(
-        frames["points"][is_ok].reset_index(drop=True),
+        points[is_ok].reset_index(drop=True),
         frames["layers"],
         frames["bounds"].query("status == 'ok'").set_index("hash"),
         settings,
         int((~is_ok).sum()),
     )
+
+
+def only_where(tables: SweepTables, filters: Mapping[str, object]) -> SweepTables:
+    """Keep the points that have some settings.
+
+    Parameters
+    ----------
+    tables : SweepTables
+        From `load_tables`.
+    filters : mapping of str to object
+        Dotted setting to its value.
+
+    Raises
+    ------
+    ConfigError, UnknownNameError
+        If a setting does not exist, or no point is left.
+    """
+    points = tables.points
+    for name, value in filters.items():
+        if name not in tables.settings:
+            raise UnknownNameError.nearest("setting (--where)", name, tables.settings)
+        wanted = _plain(name, value)
+        kept = points[[item == wanted for item in points[name]]]
+        if kept.empty:
+            values = ", ".join(dict.fromkeys(str(item) for item in points[name]))
+            raise ConfigError(f"--where {name}={value}: no point has this; there are: {values}")
+        points = kept.reset_index(drop=True)
+    return dataclasses.replace(tables, points=points)
+
+
+def _rank(name: str) -> int:
+    """Order settings as labels name them: machine, then policy, size, prefetch, substitution."""
+    table = name.partition(".")[0]
+    return 1 + _LABEL_ORDER.index(table) if table in _LABEL_ORDER else 0
+
+
+def _plain(name: str, value: Any) -> object:
+    """Give a setting as a plain value: a table has NumPy's numbers, and NaN for what is absent."""
+    if isinstance(value, list):
+        return json.dumps(value)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and value.is_integer() and name != "substitution.alpha":
+        return int(value)
+    if isinstance(value, str) and name in {"trace", "model", "device"} and "/" in value:
+        # Two sweeps may name one file by different ways.
+        return os.path.normpath(value)
+    if name == "substitution.alpha":
+        # A margin is a number, infinity among them; where it is off, a table has nothing.
+        return None if value in {"none", "off"} else _number(value)
+    return value
+
+
+def _number(value: Any) -> object:
+    """Give a margin as a number, or what else it is."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _load_one(folder: Path) -> tuple[dict[str, pd.DataFrame], tuple[str, ...]]:

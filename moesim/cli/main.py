@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from moesim import __version__
-from moesim.cli import allocate, catalog, curve, plan, profile, replay, sweep
+from moesim.cli import allocate, catalog, curve, plan, plot, profile, replay, sweep
 from moesim.cli.ending import run_app
 
 
@@ -42,6 +42,7 @@ app = typer.Typer(
 )
 app.command("replay")(replay.replay)
 app.command("sweep")(sweep.sweep)
+app.command("plot")(plot.plot)
 app.command("curve")(curve.curve)
 app.command("models")(catalog.models)
 app.command("devices")(catalog.devices)

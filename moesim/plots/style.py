@@ -23,6 +23,7 @@ BLUE = "#0072B2"
 VERMILION = "#D55E00"
 PURPLE = "#CC79A7"
 GREY = "#999999"
+DARK_GREY = "#555555"
 
 # Yellow is too faint for lines on white, and black is kept for bounds.
 LINE_COLORS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY_BLUE)
@@ -32,6 +33,7 @@ LINE_STYLES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1,
 
 PART_COLORS = {
     "compute_ns": SKY_BLUE,
+    "head_ns": BLUE,
     "stall_demand_ns": VERMILION,
     "stall_late_ns": ORANGE,
     "stall_queue_ns": PURPLE,
@@ -39,6 +41,9 @@ PART_COLORS = {
 }
 
 WIDTH_INCHES = 7.2
+
+# What fits into the width in the size of a note.
+_NOTE_CHARACTERS = 135
 
 # Which keys matplotlib's type hints allow changes with its version.
 _STYLE: Any = {
@@ -79,11 +84,29 @@ def new_figure(height_inches: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def wrapped(name: str) -> str:
+def wrapped(name: str, width: int = 30) -> str:
     """Break a long name over lines so that labels leave room for the picture."""
-    text = "\n".join(textwrap.wrap(name, 30)) or name
+    text = "\n".join(textwrap.wrap(name, width)) or name
     # A legend leaves out what starts with an underscore.
     return f" {text}" if text.startswith("_") else text
+
+
+def three_digits(value: float) -> str:
+    """Write a number with three digits that count, also where the last is 0.
+
+    Examples
+    --------
+    >>> three_digits(18.0), three_digits(0.5), three_digits(1234.5)
+    ('18.0', '0.500', '1234')
+    """
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def write_note(figure: Figure, text: str) -> None:
+    """Write where numbers are from below a picture, small; nothing where there is no text."""
+    if text:
+        lines = "\n".join(textwrap.wrap(text, _NOTE_CHARACTERS))
+        figure.supxlabel(lines, x=0.01, ha="left", fontsize=6.5, color=DARK_GREY)
 
 
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:

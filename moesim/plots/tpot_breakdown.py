@@ -1,20 +1,23 @@
 """Where the time of a decode step goes: one stacked bar per run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from moesim.ablation.panels import BreakdownPanel
 from moesim.errors import ConfigError
-from moesim.metrics import SPLIT_PARTS, Metrics
-from moesim.plots.style import BLACK, PART_COLORS, new_figure, style, wrapped
+from moesim.metrics import Metrics
+from moesim.plots.panels import panel_grid, set_legend_title, write_own_titles
+from moesim.plots.style import BLACK, PART_COLORS, style, three_digits, wrapped, write_note
 from moesim.units import ns_to_ms
 
 _PART_NAMES = {
     "compute_ns": "compute",
+    "head_ns": "output head",
     "stall_demand_ns": "stall: demand copy",
     "stall_late_ns": "stall: late prefetch",
     "stall_queue_ns": "stall: behind other copies",
@@ -23,7 +26,7 @@ _PART_NAMES = {
 
 _VISIBLE_FRAC = 0.001
 
-_Row = tuple[str, dict[str, float]]
+StepRow = tuple[str, Mapping[str, float]]
 
 
 def draw_tpot_breakdown(runs: Sequence[tuple[str, Metrics]], bounds: Sequence[tuple[str, Metrics]] = ()) -> Figure:
@@ -46,23 +49,56 @@ def draw_tpot_breakdown(runs: Sequence[tuple[str, Metrics]], bounds: Sequence[tu
     ConfigError
         If no run has a decode step.
     """
-    rows: list[_Row] = [(name, metrics.split.mean_ns()) for name, metrics in runs if metrics.split.n_steps]
-    n_runs = len(rows)
+    rows: list[StepRow] = [(name, metrics.split.mean_ns()) for name, metrics in runs if metrics.split.n_steps]
     if not rows:
         raise ConfigError("nothing to draw: no run has a decode step, so no time per output token")
-    rows += [(name, metrics.split.mean_ns()) for name, metrics in bounds if metrics.split.n_steps]
-    heights = _heights([name for name, _ in rows], n_runs)
+    bound_rows = [(name, metrics.split.mean_ns()) for name, metrics in bounds if metrics.split.n_steps]
+    return draw_step_parts([BreakdownPanel("", tuple(rows), tuple(bound_rows))])
+
+
+def draw_step_parts(panels: Sequence[BreakdownPanel], note: str = "") -> Figure:
+    """Draw the parts of decode steps as stacked bars.
+
+    Parameters
+    ----------
+    panels : sequence of BreakdownPanel
+        At least one. Parts are those of `PART_COLORS`; bounds are hatched and stand below. All share one time axis.
+    note : str
+        Where the numbers are from.
+
+    Returns
+    -------
+    Figure
+        For `save_figure`.
+    """
+    n_across, name_width = (1, 30) if len(panels) == 1 else (2, 24)
+    all_rows = [[*panel.rows, *panel.bounds] for panel in panels]
+    all_names = [[wrapped(name, name_width) for name, _ in rows] for rows in all_rows]
+    places = [_heights(names, len(panel.rows)) for names, panel in zip(all_names, panels, strict=True)]
+    most = max(heights[-1] for heights in places)
+    longest = ns_to_ms(max(sum(parts.values()) for rows in all_rows for _, parts in rows))
+    handles: dict[str, Artist] = {}
     with style():
-        figure, axes = new_figure(1.3 + 0.3 * (heights[-1] + 1))
-        handles = [*_draw_bars(axes, rows, heights, n_runs), *_draw_lines(axes, rows, n_runs)]
-        axes.set_yticks(heights, [wrapped(name) for name, _ in rows])
-        axes.set_ylim(heights[-1] + 0.6, -0.6)
-        axes.set_xlabel("mean time per decode step (ms)")
-        axes.set_xlim(0, 1.1 * ns_to_ms(max(sum(parts.values()) for _, parts in rows)))
-        axes.grid(axis="x")
-        axes.tick_params(axis="y", length=0)
-        n_columns = math.ceil(len(handles) / 2)
-        figure.legend(handles=handles, loc="outside upper left", ncols=n_columns, handlelength=1.4, columnspacing=1.6)
+        figure, all_axes = panel_grid(len(panels), 0.95 + (0.3 if n_across == 1 else 0.34) * (most + 1), n_across)
+        for axes, panel, rows, names, heights in zip(all_axes, panels, all_rows, all_names, places, strict=True):
+            n_runs = len(panel.rows)
+            found = [*_draw_bars(axes, rows, heights, n_runs, longest), *_draw_lines(axes, rows, n_runs)]
+            handles |= {str(handle.get_label()): handle for handle in found}
+            axes.set_yticks(heights, names)
+            axes.set_ylim(heights[-1] + 0.6, -0.6)
+            axes.set_xlabel("mean time per decode step (ms)")
+            axes.set_xlim(0, 1.1 * longest)
+            axes.grid(axis="x")
+            axes.tick_params(axis="y", length=0)
+        shared = write_own_titles(all_axes, [panel.title for panel in panels], 34)
+        write_note(figure, note)
+        order = [*_PART_NAMES.values(), *handles]
+        known = [handles[label] for label in dict.fromkeys(order) if label in handles]
+        n_columns = math.ceil(len(known) / 2)
+        legend = figure.legend(
+            handles=known, loc="outside upper left", ncols=n_columns, handlelength=1.4, columnspacing=1.6
+        )
+        set_legend_title(legend, shared)
     return figure
 
 
@@ -71,7 +107,7 @@ def _heights(names: Sequence[str], n_runs: int) -> list[float]:
     heights: list[float] = []
     previous, room = 0.0, 1.0
     for index, name in enumerate(names):
-        own = max(1.0, 0.5 * (wrapped(name).count("\n") + 1))
+        own = max(1.0, 0.5 * (name.count("\n") + 1))
         # Bounds stand apart by half a row: they are not choices.
         apart = 0.5 if index == n_runs else 0.0
         previous = previous + (room + own) / 2 + apart if index else (own - 1) / 2
@@ -80,13 +116,14 @@ def _heights(names: Sequence[str], n_runs: int) -> list[float]:
     return heights
 
 
-def _draw_bars(axes: Axes, rows: Sequence[_Row], heights: Sequence[float], n_runs: int) -> list[Artist]:
+def _draw_bars(
+    axes: Axes, rows: Sequence[StepRow], heights: Sequence[float], n_runs: int, longest_ms: float
+) -> list[Artist]:
     """Stack the parts of every row, write the sum behind it and give one handle per part."""
     handles: list[Artist] = []
     lefts = [0.0] * len(rows)
-    total = ns_to_ms(max(sum(parts.values()) for _, parts in rows))
-    for part in SPLIT_PARTS:
-        widths = [ns_to_ms(parts[part]) for _, parts in rows]
+    for part in PART_COLORS:
+        widths = [ns_to_ms(parts.get(part, 0.0)) for _, parts in rows]
         if not any(widths):
             continue
         color = PART_COLORS[part]
@@ -94,24 +131,22 @@ def _draw_bars(axes: Axes, rows: Sequence[_Row], heights: Sequence[float], n_run
         for bar in bars[n_runs:]:
             bar.set(hatch="////", edgecolor="white", linewidth=0)
         # A part too thin to see would be a colour in the legend that nobody finds in the picture.
-        if any(width > _VISIBLE_FRAC * total for width in widths):
+        if any(width > _VISIBLE_FRAC * longest_ms for width in widths):
             handles.append(Patch(color=color, label=_PART_NAMES[part]))
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     for height, end in zip(heights, lefts, strict=True):
-        axes.annotate(f"{end:.3g}", (end, height), (4, 0), textcoords="offset points", va="center")
+        axes.annotate(three_digits(end), (end, height), (4, 0), textcoords="offset points", va="center")
     return handles
 
 
-def _draw_lines(axes: Axes, rows: Sequence[_Row], n_runs: int) -> list[Artist]:
+def _draw_lines(axes: Axes, rows: Sequence[StepRow], n_runs: int) -> list[Artist]:
     """Mark the floor that all share and the bound if there is one only."""
     handles: list[Artist] = []
-    floors = {parts["compute_ns"] for _, parts in rows}
+    floors = {parts["compute_ns"] + parts.get("head_ns", 0.0) for _, parts in rows}
     if len(floors) == 1:
         floor = ns_to_ms(floors.pop())
         handles.append(axes.axvline(floor, color=BLACK, linestyle=(0, (4, 2)), linewidth=1, label="compute-only floor"))
     if len(rows) == n_runs + 1:
         bound = ns_to_ms(sum(rows[-1][1].values()))
-        handles.append(
-            axes.axvline(bound, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1.2, label="clairvoyant bound")
-        )
+        handles.append(axes.axvline(bound, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1.2, label=rows[-1][0]))
     return handles

@@ -1,0 +1,97 @@
+"""TPOT against device bytes, with the configurations that nothing beats in both."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moesim.ablation.panels import ParetoPanel, ParetoPoint
+from moesim.plots.panels import panel_grid, write_titles
+from moesim.plots.style import BLACK, BLUE, DARK_GREY, GREY, LINE_STYLES, style, write_note
+from moesim.units import ns_to_ms
+
+_GB = 1e9
+_LABEL_POINTS = 7.5
+
+
+def draw_pareto(panels: Sequence[ParetoPanel], note: str) -> Figure:
+    """Draw every configuration's TPOT and bytes; those on the frontier are joined, numbered and named at the right.
+
+    Parameters
+    ----------
+    panels : sequence of ParetoPanel
+        At least one.
+    note : str
+        Where the numbers are from.
+
+    Returns
+    -------
+    Figure
+        For `save_figure`.
+    """
+    most = max(sum(point.on_frontier for point in panel.points) for panel in panels)
+    with style():
+        figure, all_axes = panel_grid(len(panels), max(2.7, 1.2 + 0.17 * (most + 4)), n_columns=1)
+        for axes, panel in zip(all_axes, panels, strict=True):
+            _draw_points(axes, panel)
+            axes.set_xlabel(f"{panel.bytes_name} (GB, 1e9 bytes)")
+            axes.set_ylabel("TPOT (ms)")
+            axes.set_ylim(bottom=0)
+            axes.grid()
+        write_titles(figure, all_axes, [panel.title for panel in panels], 90)
+        write_note(figure, note)
+    return figure
+
+
+def _draw_points(axes: Axes, panel: ParetoPanel) -> None:
+    """Draw points, frontier, bound and floor of one panel."""
+    frontier = sorted((point for point in panel.points if point.on_frontier), key=lambda point: point.n_bytes)
+    beaten = [point for point in panel.points if not point.on_frontier and not point.reads_future]
+    future = [point for point in panel.points if point.reads_future]
+    groups: tuple[tuple[list[ParetoPoint], dict[str, Any]], ...] = (
+        (beaten, {"color": GREY, "s": 12, "label": "beaten by another"}),
+        (future, {"facecolors": "none", "edgecolors": DARK_GREY, "s": 14, "label": "reads the future"}),
+    )
+    for points, marks in groups:
+        if points:
+            places = [point.n_bytes / _GB for point in points], [ns_to_ms(point.tpot_ns) for point in points]
+            axes.scatter(*places, zorder=2, **marks)
+    if panel.bound:
+        places = [n_bytes / _GB for n_bytes, _ in panel.bound], [ns_to_ms(tpot_ns) for _, tpot_ns in panel.bound]
+        axes.plot(
+            *places,
+            color=BLACK,
+            linestyle=LINE_STYLES[2],
+            linewidth=1.2,
+            marker=".",
+            ms=4,
+            label="best clairvoyant run",
+        )
+    for index, floor_ns in enumerate(panel.floors_ns):
+        label = "compute-only floor" if index == 0 else None
+        axes.axhline(ns_to_ms(floor_ns), color=BLACK, linestyle=LINE_STYLES[1], linewidth=1, label=label)
+    places = [point.n_bytes / _GB for point in frontier], [ns_to_ms(point.tpot_ns) for point in frontier]
+    axes.step(*places, where="post", color=BLUE, linewidth=1.2, marker="o", ms=4.5, zorder=3, label="frontier")
+    for number, point in enumerate(frontier, start=1):
+        axes.annotate(
+            str(number),
+            (point.n_bytes / _GB, ns_to_ms(point.tpot_ns)),
+            (3, 3),
+            textcoords="offset points",
+            fontsize=_LABEL_POINTS,
+            color=BLUE,
+            weight="bold",
+        )
+    names = "\n".join(f"{number}  {point.name}" for number, point in enumerate(frontier, start=1))
+    legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=_LABEL_POINTS, borderaxespad=0)
+    legend.set_in_layout(True)
+    axes.annotate(
+        names,
+        (1.02, 0),
+        xycoords="axes fraction",
+        va="bottom",
+        fontsize=_LABEL_POINTS,
+        color=BLUE,
+        annotation_clip=False,
+    )
