@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from moesim.results import N_COLUMNS, BlockRows, Column, CopyKind, RequestTotals, ResultBuilder, RowSums, RunResult
+from moesim.frames import ResultBuilder
+from moesim.results import N_COLUMNS, BlockRows, Column, CopyKind, RequestTotals, RowSums, RunResult
 
 Part = tuple[BlockRows, RequestTotals]
 

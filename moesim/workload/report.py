@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moesim.frames import ResultBuilder
 from moesim.policies.log import DecisionLog
-from moesim.results import BlockRows, Column, RequestTotals, ResultBuilder, RowSums, RunResult
+from moesim.results import BlockRows, Column, RequestTotals, RowSums, RunResult
 from moesim.workload.quality import Quality, quality_of
 from moesim.workload.request import Member, PreparedBlock
 

@@ -4,6 +4,7 @@ What belongs here: everything that is settled once per run. What does not: anyth
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,6 +269,18 @@ def _rules(scenario: Scenario, reader: TraceReader) -> tuple[Rules, bool]:
     return rules, EVICTIONS[kind].future
 
 
+def _notes(scenario: Scenario, is_tiny_pool: bool) -> Iterator[str]:
+    """Say what a reader of the result must know about its settings."""
+    if is_tiny_pool:
+        yield "pool is smaller than one token's experts over all layers: a global LRU then never hits"
+    if scenario.score_source == "topk":
+        yield "score_source = topk: experts that were not selected count as score 0"
+    if scenario.decode.mtp_depth > 0:
+        yield "rejected drafts are given the routing of the tokens that the trace holds at their positions"
+        if scenario.compute.draft_ns == 0:
+            yield "drafting takes no time: compute.draft_ns is 0"
+
+
 def _stated_durations(scenario: Scenario, n_layers: int) -> dict[str, npt.NDArray[np.int64]]:
     """Durations of each layer that the scenario states."""
     return {
@@ -302,24 +315,15 @@ def resolve(scenario: Scenario, reader: TraceReader | None = None) -> Resolved:
     expert_bytes = _expert_bytes(scenario, model, reader)
     if (expert_bytes <= 0).any():
         raise ConfigError(f"overrides.expert_bytes: an expert has {int(expert_bytes.min())} bytes; allowed: 1 and more")
-    notes: list[str] = []
     top_k = np.array(shape.top_k, np.int64)
     capacity = settle_capacity(scenario, model, device, n_experts, top_k, expert_bytes)
-    notes.extend(capacity.notes)
     if scenario.cache.scope == "global" and scenario.prefill.mode == "auto":
         raise ConfigError(
             "prefill.mode = 'auto' compares the prompt with slots per layer, which cache.scope = 'global' has not: "
             "set prefill.mode to 'staging', 'selective' or 'skip'"
         )
-    if 0 <= capacity.pool_bytes < int((top_k * expert_bytes).sum()):
-        notes.append("pool is smaller than one token's experts over all layers: a global LRU then never hits")
+    is_tiny_pool = 0 <= capacity.pool_bytes < int((top_k * expert_bytes).sum())
     rules, reads_future = _rules(scenario, reader)
-    if scenario.score_source == "topk":
-        notes.append("score_source = topk: experts that were not selected count as score 0")
-    if scenario.decode.mtp_depth > 0:
-        notes.append("rejected drafts are given the routing of the tokens that the trace holds at their positions")
-        if scenario.compute.draft_ns == 0:
-            notes.append("drafting takes no time: compute.draft_ns is 0")
     link = link_costs(
         device,
         expert_bytes,
@@ -351,5 +355,5 @@ def resolve(scenario: Scenario, reader: TraceReader | None = None) -> Resolved:
         link=link,
         compute=compute,
         reads_future=reads_future,
-        notes=tuple(notes),
+        notes=(*capacity.notes, *_notes(scenario, is_tiny_pool)),
     )

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from moesim.errors import InvariantError
+from moesim.frames import ResultBuilder
 from moesim.metrics import compute_metrics, layer_hit_rates, prefetch_effect, spread, tpot_frame
-from moesim.results import N_COLUMNS, Column, ResultBuilder, RunResult
+from moesim.results import N_COLUMNS, Column, RunResult
 from moesim.units import NS_PER_MS
 from tests.answers_factory import EXPERT_BYTES, block_of, timed_request, timed_result, toy_result
 
