@@ -56,8 +56,7 @@ def execute(settings: RecordSettings, scenario: Scenario, options: ExecuteOption
         said before.
     """
     refuse_unsupported(scenario)
-    kind = settings.device.partition(":")[0]
-    with open_device(kind) as device:
+    with open_device(settings.device.removesuffix(":0")) as device:
         check_before_loading(settings, scenario, options, device)
         recorder, requests = prepare(settings.model_copy(update={"device": "cpu"}))
         with OffloadedModel(recorder, device) as model:

@@ -1,5 +1,6 @@
 """Executed runs decide what a replay of their own trace decides, and take the time that the simulator says."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from moesim.errors import ConfigError, UnsupportedScenarioError
-from moesim.results import COLUMN_NAMES, N_TIMED
+from moesim.results import COLUMN_NAMES, N_TIMED, CopyKind
 from moesim.run import run_scenario as simulate
 from moesim.trace import TraceReader
 from profiler.accel import CpuDevice
+from profiler.executor.copier import Copier, Job
 from profiler.executor.executed import Stamp
 from profiler.executor.model import OffloadedModel
 from profiler.executor.options import ExecuteOptions
@@ -48,6 +50,7 @@ GRID: tuple[dict[str, Any], ...] = (
     ),
     {"prefetch": {"predictor": "coupling", "depth": 2, "rule": "fixed"}, "eviction": {"policy": "mrs"}},
     {"prefetch": {"predictor": "popularity", "depth": 1, "rule": "fixed"}, "eviction": {"policy": "random"}},
+    {"score_source": "topk", "eviction": {"policy": "score"}, "prefetch": FIXED},
     {"substitution": {"alpha": 0.02}, "cache": {"slots": 4}, "prefetch": FIXED},
     {"substitution": {"alpha": float("inf")}, "cache": {"slots": [2, 4, 6, 3]}},
     {"cache": {"slots": 4, "warm_start": "lowest_id"}, "eviction": {"policy": "lfu"}},
@@ -83,6 +86,19 @@ def test_decisions_equal_those_of_a_replay(family: str, tmp_path: Path) -> None:
             assert n_found.equals(replayed["n_hits"] + replayed["n_late"])
             n_run += 1
     assert n_run >= 30
+
+
+def test_decisions_are_made_on_scores_as_the_trace_stores_them(tmp_path: Path) -> None:
+    """Scores that differ only beyond half precision are ties for the run too, else its trace would decide otherwise."""
+    recorder = recorder_of("mixtral")
+    for site in recorder.routers.sites:
+        site.router.weight.mul_(1e-3)
+    scenario = scenario_of(eviction={"policy": "score"}, prefetch=FIXED, cache={"slots": 4})
+    executed = run_on(recorder, scenario, tmp_path)
+    assert_decides_as_replay(executed)
+    scores = requests_of(TraceReader(executed.trace))[0].scores
+    assert scores is not None
+    assert len(np.unique(scores)) < 20
 
 
 def test_recorded_trace_is_the_recorders(tmp_path: Path) -> None:
@@ -142,6 +158,37 @@ def test_paced_times_are_the_simulators(groups: dict[str, Any], tmp_path: Path) 
     stamps = executed.requests[0].stamps
     assert (np.diff(stamps, axis=2) >= 0).all()
     assert (stamps[:, :, Stamp.EXPERTS] - stamps[:, :, Stamp.DECISION] >= 400_000).all()
+
+
+@pytest.mark.parametrize(("is_fifo", "expected"), [(True, [0, 1, 2, 3, 4]), (False, [0, 3, 4, 1])])
+def test_link_serves_by_its_discipline(is_fifo: bool, expected: list[int]) -> None:
+    """Waiting demand and promoted copies go first and dropped ones never, unless the link is a plain queue."""
+    kinds = [CopyKind.DEMAND, CopyKind.PREFETCH, CopyKind.PREFETCH, CopyKind.PREFETCH, CopyKind.DEMAND]
+    with CpuDevice() as device:
+        source, targets = torch.ones(64, dtype=torch.uint8), torch.zeros(5, 64, dtype=torch.uint8)
+        link = Copier(device, is_fifo=is_fifo, start_latency_ns=500, largest_lag_ns=10**9)
+        try:
+            now_ns = time.perf_counter_ns()
+            jobs = [
+                Job(number, kind, 0, 0, 0, number, 64, 1_000, 100_000_000 if number == 0 else 2_000,
+                    targets[number], source, now_ns + number)
+                for number, kind in enumerate(kinds)
+            ]  # fmt: skip
+            for job in jobs:
+                link.submit(job)
+            if not is_fifo:
+                link.promote(jobs[3])
+                link.drop(jobs[2])
+            landed = [link.wait() for _ in expected]
+        finally:
+            link.close()
+    assert [job.number for job in landed] == expected
+    assert [job.number for job in jobs if job.is_dropped] == ([] if is_fifo else [2])
+    assert targets.sum(dim=1).tolist() == [64 if number in expected else 0 for number in range(5)]
+    # Only the first one found the link idle; each of the others begins when the one before it ends.
+    assert [job.landed_ns - job.started_ns for job in landed] == [100_001_500, *[3_000] * (len(expected) - 1)]
+    assert [job.started_ns for job in landed[1:]] == [job.landed_ns for job in landed[:-1]]
+    assert link.overrun_ns == 0
 
 
 def test_copies_keep_the_emulated_link(tmp_path: Path) -> None:
