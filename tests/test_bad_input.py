@@ -158,6 +158,11 @@ def test_traces(refused: Refused, name: str, fragments: list[str]) -> None:
 SETTINGS = [
     # Room for experts.
     (["cache.slots=[1,2]"], ["cache.slots", "lists 2 values for 3 MoE layers"]),
+    (["decode.batch=0"], ["decode.batch = 0", "greater than or equal to 1"]),
+    (["decode.mtp_depth=2"], ["decode.acceptance is missing", "mtp_depth = 2"]),
+    (["decode.mtp_depth=1", "decode.acceptance=1.5"], ["decode.acceptance", "1.5"]),
+    (["decode.mtp_depth=2", "decode.acceptance=[0.5]"], ["lists 1 chances for 2 drafts"]),
+    (["decode.acceptance=0.5"], ["decode.acceptance is only read when decode.mtp_depth"]),
     (["cache.slots=-1"], ["cache.slots = -1", "greater than or equal to 0"]),
     (["cache.slots=[1,-2,3]"], ["cache.slots.1 = -2"]),
     (["cache.slots=true"], ["cache.slots = true"]),

@@ -146,6 +146,16 @@ def test_auto_slots_come_from_the_plan(folder):
     ]
 
 
+def test_batch_and_drafts_need_room(folder):
+    """Every request of a batch has its key-value cache, and the transient buffer takes the tokens of a whole step."""
+    one = resolve(_scenario(folder)).memory
+    many = resolve(_scenario(folder, decode__batch=2, decode__mtp_depth=1, decode__acceptance=0.5)).memory
+    assert many.kv_bytes == 2 * one.kv_bytes
+    # Four tokens select 16 of the 32 experts at most.
+    assert many.transient_bytes == 4 * one.transient_bytes
+    assert many.n_slots_that_fit < one.n_slots_that_fit
+
+
 def test_budget_stays_bytes_for_experts(folder):
     """A cache budget decides the slots also beside a plan, which then checks them."""
     assert resolve(_scenario(folder, cache__budget="5 GB")).info()["slots"] == 5 * 10**9 // (24 * GPT_OSS_EXPERT)

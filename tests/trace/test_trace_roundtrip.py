@@ -1,5 +1,6 @@
 """What is written is what is read."""
 
+import dataclasses
 import tracemalloc
 from pathlib import Path
 
@@ -301,3 +302,14 @@ def test_meta_refuses_unknown_fields() -> None:
     """Settings that the schema does not know are refused, not dropped."""
     with pytest.raises(ValueError, match="extra"):
         TraceMeta.model_validate(make_meta(SHAPE).model_dump() | {"colour": "red"})
+
+
+def test_wide_steps_are_known(tmp_path: Path) -> None:
+    """A reader tells whether any decode step has several tokens, also where one of them opens another row group."""
+    plain, wide = make_request(SHAPE, 0), make_request(SHAPE, 1)
+    step = wide.step.copy()
+    step[-1] = step[-2]
+    wide = dataclasses.replace(wide, step=step)
+    for name, requests, expected in (("plain", [plain], False), ("wide", [plain, wide], True)):
+        path = write_requests(tmp_path / f"{name}.parquet", SHAPE, requests, row_group_rows=SHAPE.n_layers)
+        assert TraceReader(path).has_wide_steps is expected
