@@ -56,6 +56,8 @@ class ExecutedRequest:
         Clock readings by pass, layer and `Stamp`.
     pass_end_ns : int64[S]
         End of each pass, its output head and the choice of a token included.
+    pass_wall_ns : int64[S]
+        What the clock really showed then: in a paced run up to the allowed lag later.
     rows : int64[S, L, C]
         Counters and times in the order of `moesim.results.Column`.
     """
@@ -68,6 +70,7 @@ class ExecutedRequest:
     is_late: npt.NDArray[np.bool_]
     stamps: npt.NDArray[np.int64]
     pass_end_ns: npt.NDArray[np.int64]
+    pass_wall_ns: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
 
     def since(self, epoch_ns: int) -> "ExecutedRequest":
@@ -75,7 +78,11 @@ class ExecutedRequest:
         rows = self.rows.copy()
         rows[:, :, [Column.START_NS, Column.DECISION_NS, Column.END_NS]] -= epoch_ns
         return dataclasses.replace(
-            self, stamps=self.stamps - epoch_ns, pass_end_ns=self.pass_end_ns - epoch_ns, rows=rows
+            self,
+            stamps=self.stamps - epoch_ns,
+            pass_end_ns=self.pass_end_ns - epoch_ns,
+            pass_wall_ns=self.pass_wall_ns - epoch_ns,
+            rows=rows,
         )
 
 

@@ -1,5 +1,6 @@
 """One run of a scenario on a model: what the model's hooks and experts tell becomes decisions, copies and stamps."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,7 @@ class _Passing:
     states: list[PassState] = field(default_factory=list)
     stamps: list[npt.NDArray[np.int64]] = field(default_factory=list)
     pass_end_ns: list[int] = field(default_factory=list)
+    pass_wall_ns: list[int] = field(default_factory=list)
     late: list[tuple[int, int]] = field(default_factory=list)
     tokens: list[Tokens] = field(default_factory=list)
 
@@ -149,6 +151,7 @@ class Session:
             is_late=is_late,
             stamps=stamps,
             pass_end_ns=np.array(request.pass_end_ns, np.int64),
+            pass_wall_ns=np.array(request.pass_wall_ns, np.int64),
             rows=rows,
         )
 
@@ -188,6 +191,7 @@ class Session:
         if self._has_head:
             request = self._running
             request.pass_end_ns.append(self._pacer.end_stage(int(request.states[-1].costs.head_ns[0])))
+            request.pass_wall_ns.append(time.perf_counter_ns())
             self._has_head = False
 
     def _stage_next(self, buffer: int) -> None:

@@ -99,7 +99,10 @@ class Batch:
             if entry.new_tokens == 0:
                 self.is_done[row] = True
             if not self.is_done[row]:
-                token = _pick(values[row], self.sampling, self._streams[row], entry.request)
+                if entry.answer is None:
+                    token = _pick(values[row], self.sampling, self._streams[row], entry.request)
+                else:
+                    token = entry.answer[len(self.produced[row])]
                 self.produced[row].append(token)
                 self.is_done[row] = len(self.produced[row]) >= entry.new_tokens or token in self.eos_ids
             chosen.append(token)

@@ -25,12 +25,15 @@ class Request:
         Most tokens to generate; 0 is a prefill alone.
     domain : str or None
         Kind of text.
+    answer : tuple of int or None
+        Tokens that take the place of the model's own, at least ``new_tokens`` of them; None: the model chooses.
     """
 
     request: int
     tokens: tuple[int, ...]
     new_tokens: int
     domain: str | None = None
+    answer: tuple[int, ...] | None = None
 
 
 def read_prompts(
