@@ -38,7 +38,7 @@ from moesim.ablation.panels import (
     PolicyBar,
 )
 from moesim.ablation.tables import SweepTables
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, UnknownNameError
 
 _MOST_LINES = 6
 _MOST_BARS = 12
@@ -293,3 +293,26 @@ KINDS: tuple[Kind, ...] = (
     Kind("breakdown", "parts of a decode step by configuration", breakdown_panels),
     Kind("pareto", "TPOT against device bytes", pareto_panels),
 )
+
+
+def select_panels(kind: str, tables: SweepTables) -> Sequence[Panel]:
+    """Give the panels of a kind.
+
+    Parameters
+    ----------
+    kind : str
+        Name of one of `KINDS`.
+    tables : SweepTables
+        From `load_tables`.
+
+    Raises
+    ------
+    UnknownNameError
+        With the nearest known kind.
+    ConfigError
+        With the reason, where the sweep has nothing for it.
+    """
+    known = {item.name: item for item in KINDS}
+    if kind not in known:
+        raise UnknownNameError.nearest("kind of plot", kind, known)
+    return known[kind].select(tables)

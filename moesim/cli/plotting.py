@@ -8,10 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from moesim.ablation.grouping import provenance
-from moesim.ablation.kinds import KINDS, Kind
-from moesim.ablation.panels import Panel
-from moesim.ablation.tables import SweepTables, load_tables, only_where
+from moesim.ablation import KINDS, Kind, Panel, SweepTables, load_tables, only_where, provenance
 from moesim.cli.output import check_writable, emit, progress_bar
 from moesim.errors import ConfigError, UnknownNameError
 from moesim.plots import draw_ablation, save_figure

@@ -15,6 +15,7 @@ from moesim.ablation.kinds import (
     eviction_panels,
     layer_panels,
     pareto_panels,
+    select_panels,
 )
 from moesim.ablation.tables import SweepTables, load_tables, only_where
 from moesim.errors import ConfigError, UnknownNameError
@@ -236,6 +237,13 @@ def test_where_knows_no_margin(margins: SweepTables) -> None:
     assert sizes == {0.05: 2, "inf": 2, "off": 2}
     with pytest.raises(ConfigError, match="alpha=much: no point has this"):
         only_where(margins, {"substitution.alpha": "much"})
+
+
+def test_kinds_are_selected_by_name(margins: SweepTables) -> None:
+    """A kind's name gives its panels; an unknown one is answered with the nearest."""
+    assert select_panels("alpha", margins) == alpha_panels(margins)
+    with pytest.raises(UnknownNameError, match="did you mean 'alpha'"):
+        select_panels("alphas", margins)
 
 
 def test_provenance_names_devices_and_traces(policies: SweepTables) -> None:
