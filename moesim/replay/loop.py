@@ -11,6 +11,7 @@ from moesim.policies.demand import DEMAND_BYTES, decide_demand, unpin_event
 from moesim.policies.log import DecisionLog, open_moment
 from moesim.policies.prefetch import decide_hash_prefetch, decide_prefetch, has_hash_prefetch
 from moesim.policies.rules import Costs, Passes, Rules, Scratch
+from moesim.replay.idle import is_idle_event, run_idle_event
 from moesim.replay.link import LinkState, advance, owed_ns
 from moesim.replay.timing import (
     COMPUTE_NS,
@@ -116,6 +117,11 @@ def _run_event(
         if mode & TIME and link.cancels:
             cancel_unwanted(slots, lookups, link, costs, waits, event, layer, cells)
         decide_demand(rules, slots, history, passes, lookups, log, scratch, index, layer, cells)
+    if mode & TIME and is_idle_event(rules, link, now_ns):
+        if mode & DECIDE:
+            unpin_event(slots, lookups, log, index, layer)
+        n_bytes = slots.expert_bytes[layer]
+        return run_idle_event(rules, lookups, log, link, costs, waits, n_bytes, index, layer, now_ns, cells)
     evicted = log.eviction_offset[moment + 1]
     if mode & TIME:
         apply_evictions(link, costs, log, log.eviction_offset[moment], evicted)

@@ -1,12 +1,15 @@
 """Engine, replay and oracle tell the same story of any case, in every column."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from moesim.errors import TraceFormatError
+from moesim.replay.simulation import replay
 from moesim.results import frames_equal
-from tests.bridge import run_case
+from tests.bridge import run_case, workload_of
 from tests.oracle import run_oracle
 from tests.oracle_input import OracleInput, OracleResult
 from tests.strategies import oracle_cases
@@ -75,3 +78,14 @@ def test_engine_equals_replay(inp: OracleInput) -> None:
 def test_engine_equals_oracle(inp: OracleInput) -> None:
     """The SimPy engine equals the naive oracle in every column of every table."""
     check_against_oracle(inp, "simpy")
+
+
+@given(inp=oracle_cases())
+@ANY_CASE
+def test_detail_changes_no_number(inp: OracleInput) -> None:
+    """A replay that keeps neither layer steps nor copies gives the same requests, steps and layers."""
+    if judge(inp) is None:
+        return
+    detailed = run_case(inp, "compiled")
+    plain = replay(workload_of(inp))
+    assert frames_equal(plain, dataclasses.replace(detailed, layer_steps=None, copies=None)) == []
