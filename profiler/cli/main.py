@@ -15,6 +15,7 @@ from moesim.errors import ConfigError
 COMMANDS = {
     "record": ("profiler.cli.record:record", "Record a model's routers into a trace."),
     "calibrate": ("profiler.cli.calibrate:calibrate", "Measure a device into a file that moesim reads."),
+    "validate": ("profiler.cli.validate:validate", "Execute scenarios for real, and say how far the simulator is off."),
 }
 
 

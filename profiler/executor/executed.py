@@ -58,6 +58,8 @@ class ExecutedRequest:
         End of each pass, its output head and the choice of a token included.
     pass_wall_ns : int64[S]
         What the clock really showed then: in a paced run up to the allowed lag later.
+    noticing_ns : int64[S, L]
+        Part of the stalls after what was waited for had landed: a waiting thread wakes a little later.
     rows : int64[S, L, C]
         Counters and times in the order of `moesim.results.Column`.
     """
@@ -71,6 +73,7 @@ class ExecutedRequest:
     stamps: npt.NDArray[np.int64]
     pass_end_ns: npt.NDArray[np.int64]
     pass_wall_ns: npt.NDArray[np.int64]
+    noticing_ns: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
 
     def since(self, epoch_ns: int) -> "ExecutedRequest":

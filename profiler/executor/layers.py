@@ -98,9 +98,15 @@ class LayerRunner:
         Who has which slot.
     is_grouped : bool
         Experts run together when the last has landed.
+
+    Attributes
+    ----------
+    noticing_ns : int
+        How long waits went on after what they waited for had landed, in all so far.
     """
 
     def __init__(self, machine: Machine, pacer: Pacer, slots: Slots, *, is_grouped: bool) -> None:
+        self.noticing_ns = 0
         self._machine = machine
         self._pacer = pacer
         self._slots = slots
@@ -225,7 +231,9 @@ class LayerRunner:
         """Go on after a copy that has landed; book the wait if there was one."""
         begin_ns = self._pacer.stamp_ns
         if job.landed_ns > begin_ns:
-            book(cells, job, cause, begin_ns, self._pacer.end_wait(job.landed_ns))
+            end_ns = self._pacer.end_wait(job.landed_ns)
+            self.noticing_ns += end_ns - job.landed_ns
+            book(cells, job, cause, begin_ns, end_ns)
 
     def wait_for(self, job: Job, cause: Column, cells: Cells) -> None:
         """Wait for one copy."""

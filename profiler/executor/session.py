@@ -60,6 +60,7 @@ class _Passing:
     stamps: list[npt.NDArray[np.int64]] = field(default_factory=list)
     pass_end_ns: list[int] = field(default_factory=list)
     pass_wall_ns: list[int] = field(default_factory=list)
+    noticing_ns: list[npt.NDArray[np.int64]] = field(default_factory=list)
     late: list[tuple[int, int]] = field(default_factory=list)
     tokens: list[Tokens] = field(default_factory=list)
 
@@ -152,6 +153,7 @@ class Session:
             stamps=stamps,
             pass_end_ns=np.array(request.pass_end_ns, np.int64),
             pass_wall_ns=np.array(request.pass_wall_ns, np.int64),
+            noticing_ns=np.stack(request.noticing_ns),
             rows=rows,
         )
 
@@ -178,6 +180,7 @@ class Session:
             )
             request.states.append(state)
             request.stamps.append(np.zeros((self._routers.n_layers, len(Stamp)), np.int64))
+            request.noticing_ns.append(np.zeros(self._routers.n_layers, np.int64))
             request.stamps[-1][0, Stamp.START] = self._pacer.stamp_ns
             self._staged.clear()
             for buffer in range(2):
@@ -245,7 +248,7 @@ class Session:
 
     def _run_layer(self, state: PassState, layer: int, shares: Shares) -> None:
         """Carry a decided layer out and stamp its stages."""
-        stamps, request = self._running.stamps[-1], self._running
+        stamps, request, before_ns = self._running.stamps[-1], self._running, self._runner.noticing_ns
         stamps[layer, Stamp.DECISION] = self._pacer.end_stage(int(state.costs.router_ns[0, layer]))
         if state.is_event(layer):
             stamps[layer, Stamp.EXPERTS], late = self._runner.run_event(state, layer, shares)
@@ -256,6 +259,7 @@ class Session:
                 state, layer, shares, staged, lambda: self._stage_next(staged[1])
             )
         stamps[layer, Stamp.END] = self._pacer.stamp_ns
+        request.noticing_ns[-1][layer] = self._runner.noticing_ns - before_ns
         if layer + 1 < self._routers.n_layers:
             stamps[layer + 1, Stamp.START] = self._pacer.stamp_ns
         else:
