@@ -71,7 +71,7 @@ class Job:
 
 
 class Copier:
-    """The link's thread.
+    """The link's thread; it begins with `start` and ends with `close`.
 
     Parameters
     ----------
@@ -102,6 +102,11 @@ class Copier:
         self._free_ns = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="executor-link", daemon=True)
+        self._is_begun = False
+
+    def start(self) -> None:
+        """Let the thread begin; have `close` called whatever happens from here on."""
+        self._is_begun = True
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -151,7 +156,15 @@ class Copier:
         """End the thread; what waits is forgotten, what runs is finished."""
         self._stop.set()
         self._inbox.put(None)
-        self._thread.join()
+        given_up_s = time.monotonic() + _LOOK_EVERY_S
+        while self._is_begun and time.monotonic() < given_up_s:
+            try:
+                self._thread.join()
+            except RuntimeError:
+                # The caller was interrupted while starting the thread: it will be there in a moment, or never.
+                time.sleep(0.001)
+            else:
+                return
 
     def _work(self) -> None:
         # The mode belongs to a thread: without it, writing into tensors made under inference mode raises.
@@ -203,7 +216,8 @@ class Copier:
             assert job.source is not None
             self._carry(job.target, job.source)
         except BaseException as error:  # noqa: BLE001  whoever waits must hear of it, or waits for ever
-            job.failure = error
+            # Its traceback would hold the memory that was being copied.
+            job.failure = error.with_traceback(None)
         job.target = job.source = None
         if self._start_latency_ns is None:
             job.landed_ns = time.perf_counter_ns()

@@ -109,6 +109,7 @@ def run_scenario(
             largest_lag_ns=options.largest_lag_ns,
         )
         stack.callback(copier.close)
+        copier.start()
         machine = Machine(resolved, model.store, room, copier)
         pacer = Pacer(_synchronizer(model), is_paced=options.paced, largest_lag_ns=options.largest_lag_ns)
         decisions = Decisions(workload)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moesim.errors import ConfigError
 from profiler.accel import Device
-from profiler.executor.store import Layout
+from profiler.executor.store import Layout, release
 
 
 def room_bytes(
@@ -135,5 +135,7 @@ class DeviceRoom:
 
     def close(self) -> None:
         """Let the memory go."""
-        for memory in (self._slots, self._transient, self._staging):
-            memory.clear()
+        for pieces in (self._slots, self._transient, self._staging):
+            for memory in pieces:
+                release(memory)
+            pieces.clear()

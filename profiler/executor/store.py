@@ -1,5 +1,6 @@
 """The host's side: routed weights of every layer, one contiguous row of bytes for each expert."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -126,7 +127,16 @@ class HostStore:
 
     def close(self) -> None:
         """Let the memory go."""
+        for rows in self._rows:
+            release(rows)
         self._rows.clear()
+
+
+def release(memory: Tensor) -> None:
+    """Give memory back although views of it may live on, such as those in the frames of an error's traceback."""
+    # Memory that torch did not allocate itself stays until its last view goes.
+    with contextlib.suppress(RuntimeError):
+        memory.untyped_storage().resize_(0)
 
 
 def _move(site: Site, layout: Layout, device: Device) -> Tensor:

@@ -117,11 +117,18 @@ def test_link_speed_changes_no_decision(tmp_path: Path) -> None:
     logs, late = [], []
     for bandwidth in ("100 GB/s", "0.1 GB/s"):
         scenario = scenario_of(
-            link=LINK | {"bandwidth": bandwidth}, prefetch=FIXED, overrides={"expert_bytes": 100_000}
+            link=LINK | {"bandwidth": bandwidth}, prefetch=FIXED, overrides={"expert_bytes": 1_000_000}
         )
         executed = run_on(recorder_of("olmoe"), scenario, tmp_path)
         logs.append([entry.log for entry in executed.requests])
         late.append(sum(int(entry.is_late.sum()) for entry in executed.requests))
+        copies, totals = executed.result.copies, executed.result.requests
+        assert copies is not None
+        has_started = copies["started_ns"] >= 0
+        assert totals["n_copies"].sum() == has_started.sum()
+        assert totals["copied_bytes"].sum() == copies.loc[has_started, "n_bytes"].sum()
+        assert totals["n_dropped"].sum() <= (~has_started).sum()
+    assert totals["n_dropped"].sum() > 0
     for fast, slow in zip(*logs, strict=True):
         for one, other in zip(fast, slow, strict=True):
             assert np.array_equal(one, other)
@@ -160,6 +167,23 @@ def test_paced_times_are_the_simulators(groups: dict[str, Any], tmp_path: Path) 
     assert (stamps[:, :, Stamp.EXPERTS] - stamps[:, :, Stamp.DECISION] >= 400_000).all()
 
 
+def test_late_copies_are_promoted_when_their_layer_needs_them(tmp_path: Path) -> None:
+    """On a slow link that serves demand first, prefetches are promoted, and only such as were wanted and late."""
+    scenario = scenario_of(prefetch=FIXED, overrides={"expert_bytes": 1_000_000}, link=LINK | {"bandwidth": "0.1 GB/s"})
+    executed = run_on(recorder_of("qwen3_moe"), scenario, tmp_path, REQUESTS[:2])
+    copies = executed.result.copies
+    assert copies is not None
+    promoted = copies[copies["promoted"]]
+    assert len(promoted) > 0
+    assert set(promoted["kind"]) == {"prefetch"}
+    late = set()
+    for entry in executed.requests:
+        event = np.searchsorted(entry.lookups.offset, np.flatnonzero(entry.is_late), side="right") - 1
+        late |= set(zip(event % entry.stamps.shape[1], entry.lookups.expert[entry.is_late], strict=True))
+    # A copy may wait for longer than one step, so steps are not compared.
+    assert set(zip(promoted["layer"], promoted["expert"], strict=True)) <= late
+
+
 @pytest.mark.parametrize(("is_fifo", "expected"), [(True, [0, 1, 2, 3, 4]), (False, [0, 3, 4, 1])])
 def test_link_serves_by_its_discipline(is_fifo: bool, expected: list[int]) -> None:
     """Waiting demand and promoted copies go first and dropped ones never, unless the link is a plain queue."""
@@ -168,6 +192,7 @@ def test_link_serves_by_its_discipline(is_fifo: bool, expected: list[int]) -> No
         source, targets = torch.ones(64, dtype=torch.uint8), torch.zeros(5, 64, dtype=torch.uint8)
         link = Copier(device, is_fifo=is_fifo, start_latency_ns=500, largest_lag_ns=10**9)
         try:
+            link.start()
             now_ns = time.perf_counter_ns()
             jobs = [
                 Job(number, kind, 0, 0, 0, number, 64, 1_000, 100_000_000 if number == 0 else 2_000,

@@ -8,11 +8,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from moesim.policies.log import Outcome
+from profiler.executor.model import layouts_of
 from profiler.record.prompts import Request
 from profiler.record.recording import prepare
 from profiler.record.settings import RecordSettings
 from tests.profiler.executor_helpers import LINK, REQUESTS, recorder_of, run_on, scenario_of, tiny_folder, whole_model
-from tests.profiler.recording_helpers import save_prompts
+from tests.profiler.recording_helpers import recorder_for, save_prompts
+from tests.profiler.tiny_families import tiny_model
 
 AHEAD = {"predictor": "lookahead", "depth": 2, "rule": "fixed"}
 
@@ -60,6 +62,19 @@ def test_trained_model_gives_the_same_bits(tmp_path: Path) -> None:
     for (tokens, logits), entry in zip(expected, executed.requests, strict=True):
         assert entry.tokens == tokens
         assert torch.equal(entry.logits, logits)
+
+
+def test_tensors_lie_where_torch_would_put_them(tmp_path: Path) -> None:
+    """An expert whose tensors have odd sizes gives the same bits: each of them begins at a full cache line."""
+    model = tiny_model("gpt_oss", intermediate_size=36)
+    recorder = recorder_for(model, "gpt_oss")
+    expected = whole_model(recorder, REQUESTS[:1])
+    layouts = layouts_of(recorder)
+    assert all(part.offset % 64 == 0 for layout in layouts for part in layout.parts)
+    assert any(part.n_bytes % 64 for layout in layouts for part in layout.parts)
+    assert {layout.expert_bytes for layout in layouts} == {4 * (64 * 72 + 72 + 36 * 64 + 64)}
+    executed = run_on(recorder, scenario_of(), tmp_path, REQUESTS[:1], keep_logits=True)
+    assert torch.equal(executed.requests[0].logits, expected[0][1])
 
 
 def test_stand_ins_take_the_weight_of_what_they_stand_for(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ class Watched(CpuDevice):
     def n_alive(self) -> int:
         """Count what is still held."""
         gc.collect()
-        return sum(reference() is not None for reference in self.given)
+        storages = [reference() for reference in self.given]
+        return sum(storage is not None and storage.nbytes() > 0 for storage in storages)
 
 
 def run_in(recorder: Any, device: Watched, scenario: Any, folder: Path) -> None:
@@ -109,8 +110,10 @@ def test_a_failed_copy_ends_the_run(n_before: int, tmp_path: Path, monkeypatch: 
     recorder, device = recorder_of("olmoe"), Watched()
     with pytest.raises(
         MoesimError, match=r"copy \d+ \(\w+, .* of layer \d.* bytes\) failed: the device fell off the bus;"
-    ):
+    ) as caught:
         run_in(recorder, device, scenario_of(prefetch=AHEAD), tmp_path)
+    # The error's traceback, which holds the run's frames, is still there.
+    assert caught.tb is not None
     assert_nothing_left(device, recorder.loaded.model, tmp_path)
 
 
@@ -198,7 +201,7 @@ def alarm() -> Iterator[Any]:
 
 
 def test_interrupts_at_any_moment_leave_nothing(alarm: Any, tmp_path: Path) -> None:
-    """Ctrl-C at sixteen moments from moving the experts to the last token ends the run and gives everything back."""
+    """Ctrl-C at twelve moments from moving the experts to the last token ends the run and gives everything back."""
     scenario = scenario_of(prefetch=AHEAD, overrides={"expert_bytes": 300_000})
     file = tmp_path / "executed.parquet"
 
@@ -221,17 +224,17 @@ def test_interrupts_at_any_moment_leave_nothing(alarm: Any, tmp_path: Path) -> N
 
     run_until(0)
     _, whole_s = run_until(0)
-    assert sum(run_until(whole_s * (part + 0.5) / 20)[0] for part in range(16)) > 8
+    assert sum(run_until(whole_s * (part + 0.5) / 14)[0] for part in range(12)) > 6
 
 
 def test_an_interrupt_does_not_wait_for_a_slow_copy(alarm: Any, tmp_path: Path) -> None:
     """A copy that the emulated link would stretch over minutes does not hold up the end."""
-    scenario = scenario_of(overrides={"expert_bytes": 10**10}, link={"bandwidth": "0.1 GB/s"})
+    scenario = scenario_of(overrides={"expert_bytes": 3 * 10**9}, link={"bandwidth": "0.1 GB/s"})
     begin = time.perf_counter()
     alarm(1.5)
     with pytest.raises(KeyboardInterrupt):
         run_on(recorder_of("olmoe"), scenario, tmp_path)
-    assert time.perf_counter() - begin < 20
+    assert time.perf_counter() - begin < 15
     assert n_link_threads() == 0
 
 
