@@ -216,8 +216,7 @@ class Copier:
             assert job.source is not None
             self._carry(job.target, job.source)
         except BaseException as error:  # noqa: BLE001  whoever waits must hear of it, or waits for ever
-            # Its traceback would hold the memory that was being copied.
-            job.failure = error.with_traceback(None)
+            job.failure = error
         job.target = job.source = None
         if self._start_latency_ns is None:
             job.landed_ns = time.perf_counter_ns()

@@ -1,5 +1,6 @@
 """Executed runs decide what a replay of their own trace decides, and take the time that the simulator says."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,24 @@ def test_hash_layers_are_executed_without_prefetch_only(tmp_path: Path) -> None:
         assert_decides_as_replay(run_scenario(model, REQUESTS[:1], scenario_of(), file, ExecuteOptions()))
         with pytest.raises(UnsupportedScenarioError, match="routed by token id"):
             run_scenario(model, REQUESTS[:1], scenario_of(prefetch=FIXED), file, ExecuteOptions())
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"), [({"has_state": True}, "read a state"), ({"no_lookahead": "no norm was found"}, "no norm")]
+)
+def test_predictions_that_cannot_be_made_early_are_refused(changes: dict[str, Any], match: str, tmp_path: Path) -> None:
+    """A router that cannot be run one layer ahead refuses the lookahead predictor, and runs without."""
+    recorder = recorder_of("olmoe")
+    routers = dataclasses.replace(recorder.routers, **changes)
+    recorder = dataclasses.replace(recorder, routers=routers)
+    with CpuDevice() as device, OffloadedModel(recorder, device) as model:
+        file = tmp_path / "executed.parquet"
+        with pytest.raises(UnsupportedScenarioError, match=match):
+            run_scenario(model, REQUESTS[:1], scenario_of(prefetch=FIXED), file, ExecuteOptions())
+        other = scenario_of(prefetch={"predictor": "previous_token", "depth": 1, "rule": "fixed"})
+        executed = run_scenario(model, REQUESTS[:1], other, file, ExecuteOptions())
+    assert_decides_as_replay(executed)
+    assert "lookahead" not in TraceReader(file).columns
 
 
 @pytest.mark.parametrize(
