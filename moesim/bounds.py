@@ -31,9 +31,10 @@ class Bound:
 def bounds_of(scenarios: Sequence[Scenario]) -> tuple[Bound, ...]:
     """Give one clairvoyant run per set of scenarios that differ only in their policies.
 
-    Eviction becomes ``belady_bypass``. Scenarios that prefetch get a bound of their own, whose predictor is the
-    ``oracle`` and whose depth is the largest among them. Scenarios without a slot get none: nothing is kept, so there
-    is nothing to choose.
+    Eviction becomes ``belady_bypass``: without prefetch nothing misses less often. Scenarios that prefetch get a run of
+    their own, whose predictor is the ``oracle`` and whose depth is the largest among them; it bounds nothing, since
+    another policy's copies may come at a better time, and is not called a bound. Scenarios without a slot get none:
+    nothing is kept, so there is nothing to choose.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ def _has_room(scenario: Scenario) -> bool:
 
 def _names(groups: Sequence[Sequence[Scenario]], prefetches: Sequence[bool]) -> list[str]:
     """Name the bounds, saying of which cache, or of which runs, where that is needed to tell them apart."""
-    plain = ["clairvoyant bound" + (", oracle prefetch" if prefetching else "") for prefetching in prefetches]
+    plain = ["clairvoyant, oracle prefetch" if prefetching else "clairvoyant bound" for prefetching in prefetches]
     sized = [f"{name}, {_cache_text(group[0])}" for name, group in zip(plain, groups, strict=True)]
     of_runs = [f"{name} of {group[0].name}" for name, group in zip(plain, groups, strict=True)]
     for names in (plain, sized):

@@ -14,20 +14,26 @@ from moesim.plots.layer_heatmap import draw_layer_heatmap
 from moesim.plots.pareto import draw_pareto
 from moesim.plots.tpot_breakdown import draw_step_parts
 
+_WHISKERS = (
+    "Whiskers: 95 % bootstrap interval over requests. Differences between settings are paired by request and surer "
+    "than whiskers look: see comparison.json."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a kind is drawn, and how many of its panels fit into one picture."""
+    """How a kind is drawn, how many of its panels fit into one picture, and whether they have whiskers."""
 
     draw: Callable[[Sequence[Any], str], Figure]
     most_panels: int
+    has_whiskers: bool = False
 
 
 _WAYS = {
-    "depth": _Way(draw_depth, 6),
-    "eviction": _Way(draw_evictions, 6),
+    "depth": _Way(draw_depth, 6, has_whiskers=True),
+    "eviction": _Way(draw_evictions, 6, has_whiskers=True),
     "layers": _Way(draw_layer_heatmap, 6),
-    "alpha": _Way(draw_alpha, 3),
+    "alpha": _Way(draw_alpha, 3, has_whiskers=True),
     "breakdown": _Way(draw_step_parts, 6),
     "pareto": _Way(draw_pareto, 3),
 }
@@ -51,6 +57,8 @@ def draw_ablation(kind: str, panels: Sequence[Panel], note: str) -> Iterator[tup
         File name without suffix (the kind, numbered where there are several), and the picture for `save_figure`.
     """
     way = _WAYS[kind]
+    if way.has_whiskers:
+        note = f"{note} {_WHISKERS}".strip()
     starts = range(0, len(panels), way.most_panels)
     for number, start in enumerate(starts, start=1):
         name = kind if len(starts) == 1 else f"{kind}_{number}"

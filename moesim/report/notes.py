@@ -177,7 +177,10 @@ def notes(entries: Sequence[Entry]) -> list[str]:
     if floors(entries):
         lines.append("Compute-only floor: the same steps if no copy were ever waited for")
     if any(item.role == "bound" for item in entries):
-        lines.append("Clairvoyant bound: reads the future of the trace, so no server can run it")
+        lines.append(
+            "Clairvoyant: reads the future of the trace, so no server can run it; without prefetch none misses less, "
+            "with prefetch it is no bound"
+        )
     by_text: dict[str, list[tuple[str, str]]] = {}
     for name, text in _run_notes(entries):
         by_text.setdefault(text, []).append((name, text))

@@ -158,7 +158,7 @@ def test_prefetching_runs_get_the_oracle() -> None:
     ahead = scenario(prefetch__predictor="previous_token", prefetch__depth=2)
     deeper = scenario(prefetch__predictor="coupling", prefetch__depth=4)
     bounds = bound_scenarios([plain, ahead, deeper])
-    assert [bound.name for bound in bounds] == ["clairvoyant bound", "clairvoyant bound, oracle prefetch"]
+    assert [bound.name for bound in bounds] == ["clairvoyant bound", "clairvoyant, oracle prefetch"]
     assert (bounds[1].prefetch.predictor, bounds[1].prefetch.depth) == ("oracle", 4)
 
 

@@ -1,5 +1,6 @@
 """What each picture of an ablation takes from sweeps: the numbers of the points' own runs, in the right places."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -182,6 +183,13 @@ def test_pareto_frontier_is_what_nothing_beats(policies: SweepTables) -> None:
         assert [n_bytes for n_bytes, _ in panel.bound] == [6_000_000, 12_000_000]
         lowest = policies.bounds.query("`info.cache_bytes` == 6_000_000")["tpot_mean_ns"].min()
         assert panel.bound[0][1] >= lowest
+
+
+def test_pareto_prefers_the_smaller_of_equally_fast(policies: SweepTables) -> None:
+    """Of points with one time only the smallest is on the frontier."""
+    alike = dataclasses.replace(policies, points=policies.points.assign(tpot_mean_ns=5e4))
+    for panel in pareto_panels(alike):
+        assert {point.n_bytes for point in panel.points if point.on_frontier} == {6_000_000}
 
 
 def test_pareto_names_equal_points_once(results: dict[str, SweepResult]) -> None:

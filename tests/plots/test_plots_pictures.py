@@ -67,7 +67,9 @@ def test_every_picture_says_where_its_numbers_are_from(tables: dict[str, SweepTa
     """The note stands below each picture, and axes have names with units."""
     _, figures = _draw(tables, kind)
     for _, figure in figures:
-        assert figure.get_supxlabel().replace("\n", " ") == NOTE.strip()
+        note = figure.get_supxlabel().replace("\n", " ")
+        assert note.startswith(NOTE.strip())
+        assert ("Whiskers: 95 %" in note) == (kind in {"depth", "eviction", "alpha"})
         for axes in figure.axes:
             assert axes.get_xlabel() or axes.get_ylabel()
         assert any("(" in axes.get_xlabel() + axes.get_ylabel() for axes in figure.axes)

@@ -76,7 +76,7 @@ ABLATIONS = {
         "device=rtx-3060-12gb, predictor=lookahead, depth=1": 0.203,
         "device=rtx-3060-12gb, predictor=lookahead, depth=2": 0.201,
         "device=rtx-3060-12gb, predictor=lookahead, depth=3": 0.206,
-        "clairvoyant bound, oracle prefetch of device=laptop-cpu, predictor=lookahead, depth=1": 0.710,
+        "clairvoyant, oracle prefetch of device=laptop-cpu, predictor=lookahead, depth=1": 0.710,
     },
     "tiny_alpha": {"device=laptop-cpu, slots=16": 1.811, "device=laptop-cpu, slots=16, alpha=0.02": 1.308},
 }
