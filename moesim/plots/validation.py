@@ -149,7 +149,7 @@ def _draw_agreement(axes: Axes, runs: Sequence[ComparedRun]) -> None:
         )
     axes.tick_params(labelleft=False)
     axes.set_xlim(min(90.0, *(100 * run.timing_frac - 2 for run in runs)), 100.5)
-    axes.set_xlabel("layer steps with\nthe same hits, late,\nmisses (%)")
+    axes.set_xlabel("same hits, late\nand misses (% of\nlayer steps)")
     n_exact = sum(run.is_exact for run in runs)
     axes.set_title(f"decisions equal:\n{n_exact} of {len(runs)}", loc="left", fontsize=8)
     axes.grid()
