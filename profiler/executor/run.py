@@ -101,13 +101,7 @@ def run_scenario(
     with ExitStack() as stack:
         room = _room(model, resolved, chosen, options)
         stack.callback(room.close)
-        is_emulated = options.link == "emulated"
-        copier = Copier(
-            model.device,
-            is_fifo=scenario.link.discipline == "fifo",
-            start_latency_ns=resolved.link.start_latency_ns if is_emulated else None,
-            largest_lag_ns=options.largest_lag_ns,
-        )
+        copier = _copier(model, resolved, options)
         stack.callback(copier.close)
         copier.start()
         machine = Machine(resolved, model.store, room, copier)
@@ -160,6 +154,16 @@ def _room(
     n_bytes, source = available_bytes(model.device, options, model.resident_bytes)
     check_room(sizes, n_bytes, source)
     return DeviceRoom(model.device, model.layouts, capacity, n_transient, has_staging=stages)
+
+
+def _copier(model: OffloadedModel, resolved: Resolved, options: ExecuteOptions) -> Copier:
+    """Make the link, not begun yet."""
+    return Copier(
+        model.device,
+        is_fifo=resolved.scenario.link.discipline == "fifo",
+        start_latency_ns=resolved.link.start_latency_ns if options.link == "emulated" else None,
+        largest_lag_ns=options.largest_lag_ns,
+    )
 
 
 def _synchronizer(model: OffloadedModel) -> Any:
