@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from moesim.ablation.panels import Panel
+from moesim.ablation.panels import AlphaPanel, DepthPanel, Estimate, EvictionPanel, Panel
 from moesim.plots.alpha import draw_alpha
 from moesim.plots.depth import draw_depth
 from moesim.plots.evictions import draw_evictions
@@ -22,21 +22,28 @@ _WHISKERS = (
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a kind is drawn, how many of its panels fit into one picture, and whether they have whiskers."""
+    """How a kind is drawn, and how many of its panels fit into one picture."""
 
     draw: Callable[[Sequence[Any], str], Figure]
     most_panels: int
-    has_whiskers: bool = False
 
 
 _WAYS = {
-    "depth": _Way(draw_depth, 6, has_whiskers=True),
-    "eviction": _Way(draw_evictions, 6, has_whiskers=True),
+    "depth": _Way(draw_depth, 6),
+    "eviction": _Way(draw_evictions, 6),
     "layers": _Way(draw_layer_heatmap, 6),
-    "alpha": _Way(draw_alpha, 3, has_whiskers=True),
+    "alpha": _Way(draw_alpha, 3),
     "breakdown": _Way(draw_step_parts, 6),
     "pareto": _Way(draw_pareto, 3),
 }
+
+
+def _estimates(panel: Panel) -> Iterator[Estimate]:
+    """Give the means that a panel draws with their intervals."""
+    if isinstance(panel, DepthPanel | AlphaPanel):
+        yield from (item for line in panel.lines for item in line.tpot)
+    elif isinstance(panel, EvictionPanel):
+        yield from (bar.tpot for bar in panel.bars)
 
 
 def draw_ablation(kind: str, panels: Sequence[Panel], note: str) -> Iterator[tuple[str, Figure]]:
@@ -57,7 +64,7 @@ def draw_ablation(kind: str, panels: Sequence[Panel], note: str) -> Iterator[tup
         File name without suffix (the kind, numbered where there are several), and the picture for `save_figure`.
     """
     way = _WAYS[kind]
-    if way.has_whiskers:
+    if any(item.low_ns is not None for panel in panels for item in _estimates(panel)):
         note = f"{note} {_WHISKERS}".strip()
     starts = range(0, len(panels), way.most_panels)
     for number, start in enumerate(starts, start=1):

@@ -11,7 +11,8 @@ from moesim.plots.panels import panel_grid, write_titles
 from moesim.plots.style import BLACK, BLUE, DARK_GREY, GREY, LINE_STYLES, style, write_note
 from moesim.units import ns_to_ms
 
-_GB = 1e9
+_GB, _MB = (1e9, "GB, 1e9 bytes"), (1e6, "MB, 1e6 bytes")
+_FEW_BYTES = 1e8
 _LABEL_POINTS = 7.5
 
 
@@ -34,8 +35,9 @@ def draw_pareto(panels: Sequence[ParetoPanel], note: str) -> Figure:
     with style():
         figure, all_axes = panel_grid(len(panels), max(2.7, 1.2 + 0.17 * (most + 4)), n_columns=1)
         for axes, panel in zip(all_axes, panels, strict=True):
-            _draw_points(axes, panel)
-            axes.set_xlabel(f"{panel.bytes_name} (GB, 1e9 bytes)")
+            factor, unit = _GB if max(point.n_bytes for point in panel.points) >= _FEW_BYTES else _MB
+            _draw_points(axes, panel, factor)
+            axes.set_xlabel(f"{panel.bytes_name} ({unit})")
             axes.set_ylabel("TPOT (ms)")
             axes.set_ylim(bottom=0)
             axes.grid()
@@ -44,8 +46,8 @@ def draw_pareto(panels: Sequence[ParetoPanel], note: str) -> Figure:
     return figure
 
 
-def _draw_points(axes: Axes, panel: ParetoPanel) -> None:
-    """Draw points, frontier, bound and floor of one panel."""
+def _draw_points(axes: Axes, panel: ParetoPanel, factor: float) -> None:
+    """Draw points, frontier, bound and floor of one panel, with so many bytes to a unit."""
     frontier = sorted((point for point in panel.points if point.on_frontier), key=lambda point: point.n_bytes)
     beaten = [point for point in panel.points if not point.on_frontier and not point.reads_future]
     future = [point for point in panel.points if point.reads_future]
@@ -55,10 +57,10 @@ def _draw_points(axes: Axes, panel: ParetoPanel) -> None:
     )
     for points, marks in groups:
         if points:
-            places = [point.n_bytes / _GB for point in points], [ns_to_ms(point.tpot_ns) for point in points]
+            places = [point.n_bytes / factor for point in points], [ns_to_ms(point.tpot_ns) for point in points]
             axes.scatter(*places, zorder=2, **marks)
     if panel.bound:
-        places = [n_bytes / _GB for n_bytes, _ in panel.bound], [ns_to_ms(tpot_ns) for _, tpot_ns in panel.bound]
+        places = [n_bytes / factor for n_bytes, _ in panel.bound], [ns_to_ms(tpot_ns) for _, tpot_ns in panel.bound]
         axes.plot(
             *places,
             color=BLACK,
@@ -71,12 +73,12 @@ def _draw_points(axes: Axes, panel: ParetoPanel) -> None:
     for index, floor_ns in enumerate(panel.floors_ns):
         label = "compute-only floor" if index == 0 else None
         axes.axhline(ns_to_ms(floor_ns), color=BLACK, linestyle=LINE_STYLES[1], linewidth=1, label=label)
-    places = [point.n_bytes / _GB for point in frontier], [ns_to_ms(point.tpot_ns) for point in frontier]
+    places = [point.n_bytes / factor for point in frontier], [ns_to_ms(point.tpot_ns) for point in frontier]
     axes.step(*places, where="post", color=BLUE, linewidth=1.2, marker="o", ms=4.5, zorder=3, label="frontier")
     for number, point in enumerate(frontier, start=1):
         axes.annotate(
             str(number),
-            (point.n_bytes / _GB, ns_to_ms(point.tpot_ns)),
+            (point.n_bytes / factor, ns_to_ms(point.tpot_ns)),
             (3, 3),
             textcoords="offset points",
             fontsize=_LABEL_POINTS,

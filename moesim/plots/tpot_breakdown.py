@@ -62,7 +62,8 @@ def draw_step_parts(panels: Sequence[BreakdownPanel], note: str = "") -> Figure:
     Parameters
     ----------
     panels : sequence of BreakdownPanel
-        At least one. Parts are those of `PART_COLORS`; bounds are hatched and stand below. All share one time axis.
+        At least one. Parts are those of `PART_COLORS`; bounds are hatched and stand below. Panels of one machine, the
+        first part of their titles, share one time axis.
     note : str
         Where the numbers are from.
 
@@ -76,12 +77,12 @@ def draw_step_parts(panels: Sequence[BreakdownPanel], note: str = "") -> Figure:
     all_names = [[wrapped(name, name_width) for name, _ in rows] for rows in all_rows]
     places = [_heights(names, len(panel.rows)) for names, panel in zip(all_names, panels, strict=True)]
     most = max(heights[-1] for heights in places)
-    longest = ns_to_ms(max(sum(parts.values()) for rows in all_rows for _, parts in rows))
+    longest_ms = _longest_ms(panels)
     handles: dict[str, Artist] = {}
     with style():
         figure, all_axes = panel_grid(len(panels), 0.95 + (0.3 if n_across == 1 else 0.34) * (most + 1), n_across)
         for axes, panel, rows, names, heights in zip(all_axes, panels, all_rows, all_names, places, strict=True):
-            n_runs = len(panel.rows)
+            n_runs, longest = len(panel.rows), longest_ms[_machine(panel)]
             found = [*_draw_bars(axes, rows, heights, n_runs, longest), *_draw_lines(axes, rows, n_runs)]
             handles |= {str(handle.get_label()): handle for handle in found}
             axes.set_yticks(heights, names)
@@ -100,6 +101,20 @@ def draw_step_parts(panels: Sequence[BreakdownPanel], note: str = "") -> Figure:
         )
         set_legend_title(legend, shared)
     return figure
+
+
+def _machine(panel: BreakdownPanel) -> str:
+    """Give what comes before the first comma of a panel's title."""
+    return panel.title.partition(",")[0]
+
+
+def _longest_ms(panels: Sequence[BreakdownPanel]) -> dict[str, float]:
+    """Give the longest step of every machine."""
+    longest: dict[str, float] = {}
+    for panel in panels:
+        own = max(ns_to_ms(sum(parts.values())) for _, parts in (*panel.rows, *panel.bounds))
+        longest[_machine(panel)] = max(own, longest.get(_machine(panel), 0.0))
+    return longest
 
 
 def _heights(names: Sequence[str], n_runs: int) -> list[float]:

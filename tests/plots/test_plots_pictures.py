@@ -121,6 +121,10 @@ def test_whiskers_reach_from_end_to_end() -> None:
     (bars,) = figure.axes[0].containers
     segments = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
     assert segments == [[4.0, 8.0], [3.0, 3.0]]
+    assert "Whiskers" in figure.get_supxlabel()
+    few = DepthLine("lru", (0, 1), (Estimate(5e6), Estimate(3e6)))
+    ((_, figure),) = draw_ablation("depth", [DepthPanel("m on d", (1e6,), (few,))], NOTE)
+    assert "Whiskers" not in figure.get_supxlabel()
 
 
 def test_eviction_draws_bars_floor_and_bound(tables: dict[str, SweepTables]) -> None:
@@ -164,9 +168,10 @@ def test_alpha_draws_shares_and_times(tables: dict[str, SweepTables]) -> None:
 
 
 def test_breakdown_stacks_to_the_step(tables: dict[str, SweepTables]) -> None:
-    """Bars end at the sum of the parts, and all panels share one time axis."""
+    """Bars end at the sum of the parts, and the panels of one machine share their time axis."""
     panels, [(_, figure)] = _draw(tables, "breakdown")
-    assert len({axes.get_xlim() for axes in figure.axes}) == 1
+    limits = {(panel.title.split(",")[0], axes.get_xlim()) for panel, axes in zip(panels, figure.axes, strict=True)}
+    assert len(limits) == 2 < len(panels)
     for axes, panel in zip(figure.axes, panels, strict=True):
         rows = [*panel.rows, *panel.bounds]
         ends: dict[float, float] = {}
@@ -186,7 +191,8 @@ def test_pareto_joins_and_names_the_frontier(tables: dict[str, SweepTables]) -> 
     panels, [(_, figure)] = _draw(tables, "pareto")
     panel, axes = panels[0], figure.axes[0]
     frontier = sorted((point for point in panel.points if point.on_frontier), key=lambda point: point.n_bytes)
-    expected = [point.n_bytes / 1e9 for point in frontier], [point.tpot_ns / 1e6 for point in frontier]
+    assert axes.get_xlabel() == "device memory for experts (MB, 1e6 bytes)"
+    expected = [point.n_bytes / 1e6 for point in frontier], [point.tpot_ns / 1e6 for point in frontier]
     assert tuple(map(pytest.approx, expected)) in _lines(axes)
     names = "\n".join(f"{number}  {point.name}" for number, point in enumerate(frontier, start=1))
     assert names in _texts(figure)
