@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Calibrate a device and record a mid-size model on it, into one folder. See README.md beside this file.
+# Calibrate a device, record a mid-size model on it and hold the simulator against it. See README.md beside this file.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -47,6 +47,7 @@ step() {
 calibrate=(--device "$device" --out "$out/device.toml" --json)
 record=(--prompts "$here/prompts.jsonl" --out "$out/trace" --sample --seed 1 --ignore-eos --device "$device"
     --shard-requests 64 --licence Apache-2.0 --json)
+validate=(--prompts "$here/prompts.jsonl" --out "$out/validation" --device "$device" --prompt-tokens 5 --quick)
 [[ $device == cpu ]] && calibrate+=(--link-bandwidth "1 GB/s")
 if [[ $size == full ]]; then
     calibrate+=(--model qwen3-30b-a3b)
@@ -54,14 +55,17 @@ if [[ $size == full ]]; then
     [[ -n ${LIKE:-} ]] && calibrate+=(--like "$LIKE")
     config=$here/qwen3_moe_12_layers.json
     record+=(--new-tokens 64 --batch 4 --prompt-tokens 128)
+    validate+=(--model "$here/qwen3_moe_4_layers.json" --new-tokens 17 --repeats 3 --limit 4)
 else
     calibrate+=(--model tiny-moe --quick)
     config=$here/qwen3_moe_small.json
     record+=(--new-tokens 8 --batch 4 --prompt-tokens 16 --limit 8)
+    validate+=(--model "$config" --set "model=$config" --set cache.slots=6 --new-tokens 5 --repeats 1 --limit 1)
 fi
 
-step calibrate 180 profiler calibrate "${calibrate[@]}"
-step record 200 profiler record "$config" "${record[@]}"
-step stats 60 simulator trace stats "$out/trace" --out "$out/stats"
+step calibrate 130 profiler calibrate "${calibrate[@]}"
+step record 150 profiler record "$config" "${record[@]}"
+step stats 40 simulator trace stats "$out/trace" --out "$out/stats"
+step validate 180 profiler validate "$here/validation.toml" "${validate[@]}"
 echo "all: $SECONDS s, in $out"
 exit "$failed"

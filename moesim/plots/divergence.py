@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from moesim.plots.panels import panel_grid
 from moesim.plots.style import LINE_COLORS, LINE_STYLES, style, write_note
@@ -72,6 +73,7 @@ def draw_divergence(lines: Sequence[DivergenceLine], score_kind: str, note: str)
             axes.set_xlabel(f"alpha ({score_kind} score; not to scale)")
         for axes in (kl, kl_by_weight):
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         kl.set_ylabel("KL of the next token (nats)")
         argmax.set_ylabel("same most likely token (%)")
         argmax.set_ylim(top=101)

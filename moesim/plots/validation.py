@@ -105,7 +105,9 @@ def _draw_latency(axes: Axes, latencies: Sequence[ComparedLatency | None], name:
         np.array([ns_to_ms(getattr(latency, field)) for latency in known])
         for field in ("measured_ns", "lowest_ns", "highest_ns", "predicted_ns")
     )
-    ends = np.array([0.9 * min(low.min(), predicted.min()), 1.08 * max(high.max(), predicted.max())])
+    least, most = min(low.min(), predicted.min()), max(high.max(), predicted.max())
+    # Where the two are far apart, points would lie on the frame.
+    ends = np.array([0.9 * least if least > 0.5 * most else -0.02 * most, 1.08 * most])
     for width, shade in ((0.1, 0.16), (0.05, 0.22)):
         axes.fill_between(ends, (1 - width) * ends, (1 + width) * ends, color=GREY, alpha=shade, linewidth=0)
     axes.plot(ends, ends, color=BLACK, linewidth=0.8, linestyle=LINE_STYLES[1])

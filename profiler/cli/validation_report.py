@@ -84,18 +84,19 @@ def write_report(out: Path, head: Mapping[str, Any], configurations: Sequence[Co
 def _setting_lines(report: Mapping[str, Any]) -> list[str]:
     """Say what was run on what."""
     machine = report["machine"]
+    files = f"{Path(report['scenario']).name}, {Path(report['model']).name}"
     mode = (
         f"compute paced to the scenario's durations (schedule moved when more than {report['largest_lag_ns'] / 1e6:g} "
         "ms late)"
         if report["paced"]
-        else f"compute as fast as it is, predicted from {report['device_file']}"
+        else f"compute as fast as it is, predicted from {Path(report['device_file']).name}"
     )
     host = (
         f"{machine['device']}, {machine['n_cores']} cores, {machine['clock']}; {machine['runtime']}, Python "
         f"{machine['python']}, {machine['system']}; load {machine['load']:g}, {machine['measured_at']}"
     )
     return [
-        f"{report['scenario']}, {report['model']}, {report['new_tokens']} new tokens, {mode}, {report['link']} link",
+        f"{files}, {report['new_tokens']} new tokens, {mode}, {report['link']} link",
         f"{report['n_repeats']} interleaved repeats after a warm-up; medians and ranges",
         host,
     ]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,18 +27,27 @@ def _run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_rehearsal_writes_everything(tmp_path: Path) -> None:
-    """The small run calibrates, records and reports into one folder of eight files, which moesim reads."""
+    """The small run calibrates, records, reports and validates into a folder of fourteen files, which moesim reads."""
     out = tmp_path / "a folder"
     done = _run(str(out), SIZE="small", DEVICE="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["calibrate", "record", "stats", "all"]
-    assert len([path for path in out.rglob("*") if path.is_file()]) == 8
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "calibrate",
+        "record",
+        "stats",
+        "validate",
+        "all",
+    ]
+    assert len([path for path in out.rglob("*") if path.is_file()]) == 14
     assert load_device(str(out / "device.toml")).measured_compute("tiny-moe") is not None
     reader = TraceReader(out / "trace")
     assert {"scores", "lookahead"} <= reader.columns
     assert len(reader.request_numbers) == 8
     assert json.loads((out / "stats" / "trace_stats.json").read_text())["n_requests"] == 8
     assert "tokens_per_s" in (out / "run.log").read_text()
+    validation = json.loads((out / "validation" / "validation.json").read_text())["overall"]
+    assert validation["n_configurations"] >= 16
+    assert validation["is_exact"]
 
 
 def test_steps_fail_apart(tmp_path: Path) -> None:
@@ -64,11 +74,20 @@ def test_wrong_calls(tmp_path: Path, variables: dict[str, str], message: str) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_recorded_model_has_the_shapes_of_the_catalogs() -> None:
-    """The model that is recorded is Qwen3-30B-A3B with fewer layers."""
-    ours, theirs = load_model(str(SCRIPT.parent / "qwen3_moe_12_layers.json")), load_model("qwen3-30b-a3b")
-    assert (ours.n_layers, theirs.n_layers) == (12, 48)
-    for field in ("hidden_size", "expert_format", "vocab_size", "weight_bits"):
+def test_limits_stay_below_nine_minutes() -> None:
+    """All limits of the steps together, with the time that ending a step may take, are at most nine minutes."""
+    limits = re.findall(r"^step \w+ (\d+) ", SCRIPT.read_text(), flags=re.MULTILINE)
+    assert len(limits) == 4
+    assert sum(int(limit) + 10 for limit in limits) <= 540
+
+
+@pytest.mark.parametrize("n_layers", [4, 12])
+def test_models_have_the_shapes_of_the_catalogs(n_layers: int) -> None:
+    """The models that are recorded and executed are Qwen3-30B-A3B with fewer layers; the second has fewer words too."""
+    ours, theirs = load_model(str(SCRIPT.parent / f"qwen3_moe_{n_layers}_layers.json")), load_model("qwen3-30b-a3b")
+    assert (ours.n_layers, theirs.n_layers) == (n_layers, 48)
+    assert (ours.vocab_size == theirs.vocab_size) == (n_layers == 12)
+    for field in ("hidden_size", "expert_format", "weight_bits"):
         assert getattr(ours, field) == getattr(theirs, field)
     for field in ("n_experts", "top_k", "expert_width", "expert_bytes", "attention"):
         assert set(getattr(ours, field)) == set(getattr(theirs, field))
