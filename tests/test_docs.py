@@ -91,15 +91,22 @@ def test_layout_in_the_readme_is_complete() -> None:
 
 
 def _experiment_files() -> list[Path]:
-    """Give every scenario file and sweep file of the experiments."""
-    return sorted((ROOT / "experiments").rglob("*.toml"))
+    """Give every scenario file and sweep file of the experiments that needs nothing made first."""
+    # Those of moe_core stand beside the trace that its script makes: see tests/experiments.
+    # Device files lie among results.
+    files = (ROOT / "experiments").rglob("*.toml")
+    return sorted(path for path in files if path.parent.name != "moe_core" and path.name != "device.toml")
 
 
 @pytest.mark.parametrize("path", _experiment_files(), ids=lambda path: path.stem)
 def test_experiments_load(path: Path) -> None:
     """Every experiment loads, its traces exist, and its folder's entry in the README names its command."""
-    is_sweep = {"grid", "points", "ablations"} & tomllib.loads(path.read_text(encoding="utf-8")).keys()
-    scenarios = [point.scenario for point in load_sweep(path).points] if is_sweep else load_scenarios(path)
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    # What is executed records its own trace.
+    records = path.parent.name in {"validation", "hardware"} and "trace" not in tables
+    overrides = {"trace": str(path)} if records else {}
+    is_sweep = {"grid", "points", "ablations"} & tables.keys()
+    scenarios = [point.scenario for point in load_sweep(path).points] if is_sweep else load_scenarios(path, overrides)
     for scenario in scenarios:
         assert Path(scenario.trace).exists()
     guide = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
