@@ -24,6 +24,7 @@ from moesim.metrics.values import (
     TimeSplit,
 )
 from moesim.results import RunResult
+from moesim.units import NS_PER_S
 
 
 def spread(sample: npt.ArrayLike) -> Spread:
@@ -200,6 +201,7 @@ def compute_metrics(result: RunResult) -> Metrics:
         link=link,
         bytes_per_output_token=link.copied_bytes / n_output_tokens if n_output_tokens else None,
         decode_bytes_per_token=decode_bytes / decode.n_accepted if decode.n_accepted else None,
+        decode_tokens_per_s=decode.n_accepted * NS_PER_S / link.elapsed_ns if link.elapsed_ns else None,
         layer_hit_rates={phase: layer_hit_rates(result, phase) for phase in PHASES},
     )
 

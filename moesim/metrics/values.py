@@ -230,6 +230,8 @@ class Metrics:
         All copied bytes, prefill included, per output token.
     decode_bytes_per_token : float or None
         Bytes asked for by decode steps per decode token that came out, dropped copies included.
+    decode_tokens_per_s : float or None
+        Tokens that decode steps made, over all requests, per second from the first arrival to the last end.
     layer_hit_rates : dict
         Phase to one hit rate per layer, None where a layer had no lookups in that phase.
     """
@@ -252,6 +254,7 @@ class Metrics:
     link: LinkUse
     bytes_per_output_token: float | None
     decode_bytes_per_token: float | None
+    decode_tokens_per_s: float | None
     layer_hit_rates: Mapping[Phase, tuple[float | None, ...]]
 
     def as_dict(self) -> dict[str, Any]:

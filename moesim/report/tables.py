@@ -68,9 +68,16 @@ def _spread_cells(spread: Spread, decimals: int) -> list[str]:
     return [_ms(value, decimals) for value in (spread.mean, spread.p50, spread.p95, spread.p99)]
 
 
+def _has_wide_steps(entries: Sequence[Entry]) -> bool:
+    """Whether any run decodes several tokens a step, so that its tokens per second are not one over its TPOT."""
+    return any(item.result.info.get("batch", 1) > 1 or item.result.info.get("mtp_depth", 0) > 0 for item in entries)
+
+
 def _latency_table(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide: bool) -> Table:
     """Lay out latencies, rates and traffic."""
-    table = _new_table("Latency, hits and traffic", _LATENCY_TITLES, is_wide=is_wide)
+    has_throughput = _has_wide_steps(entries)
+    titles = (*_LATENCY_TITLES, *["tokens\n/s"] * has_throughput)
+    table = _new_table("Latency, hits and traffic", titles, is_wide=is_wide)
     decimals = _decimals([item.metrics.tpot_ns.p50 for item in entries])
     ttft_decimals = _decimals([item.metrics.ttft_ns.mean for item in entries])
     for item in entries:
@@ -84,10 +91,12 @@ def _latency_table(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide:
             _number(metrics.decode.misses_per_token),
             _number(metrics.decode_bytes_per_token, 1e6),
             _percent(metrics.link.use_frac),
+            *[_number(metrics.decode_tokens_per_s)] * has_throughput,
             style="italic" if item.role == "bound" else None,
         )
     for base in bases:
-        table.add_row(Text(base.name), *_spread_cells(base.tpot_ns, decimals), *[_MISSING] * 6, style="italic")
+        cells = [*_spread_cells(base.tpot_ns, decimals), *[_MISSING] * (len(titles) - 4)]
+        table.add_row(Text(base.name), *cells, style="italic")
     return table
 
 

@@ -214,3 +214,12 @@ def test_decode_settings_are_checked(fields: dict, message: str) -> None:
     scenario = scenario_of(case(one_layer([0]), n_experts=[4], top_k=[1], slots=[4]))
     with pytest.raises(ConfigError, match=message):
         scenario.with_settings({f"decode.{name}": value for name, value in fields.items()})
+
+
+def test_throughput_of_a_batch() -> None:
+    """Tokens per second count all requests of a batch, where each one's TPOT is the time of a step."""
+    inp = case([], n_experts=[4], top_k=[1], slots=[4], batch=2, warm_start="lowest_id", costs={"attention_ns": 10})
+    requests = [OracleRequest(number, None, one_layer(*[[0]] * 5)) for number in range(2)]
+    metrics = compute_metrics(run_case(with_requests(inp, *requests), "compiled"))
+    assert metrics.tpot_ns.mean == 10
+    assert metrics.decode_tokens_per_s == 2 * 10**9 / 10
