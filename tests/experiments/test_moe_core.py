@@ -95,12 +95,16 @@ def test_page_says_the_numbers_of_the_results() -> None:
         f"never gets below {min(time for time in cached if time is not None):.1f} ms",
         f"{eviction['extra_misses_needed'][0]:.0f} to {eviction['extra_misses_needed'][1]:.0f} extra misses",
         f"{eviction['fewest_extra_misses']:.0f} extra misses are the fewest",
-        f"LRU costs {lru:.1f} misses, random eviction {random:.1f}, random eviction without prefetch {worst:.1f} "
-        f"({weaker['random, no prefetch']['extra_ms']:.2f} ms)",
+        (
+            f"LRU costs {lru:.1f} misses, random eviction {random:.1f}, random eviction without prefetch {worst:.1f} "
+            f"({weaker['random, no prefetch']['extra_ms']:.2f} ms)"
+        ),
         f"which is {prefetch['misses_needed']:.0f} copies",
         f"saves {prefetch['simulated_saved_misses']:.1f} misses and {prefetch['simulated_saved_ms']:.1f} ms",
-        f"below {pays['demand_first', 1]:.2f} free copies per layer, three below {pays['demand_first', 3]:.2f} "
-        f"({pays['fifo', 1]:.2f} and {pays['fifo', 3]:.2f} if",
+        (
+            f"below {pays['demand_first', 1]:.2f} free copies per layer, three below {pays['demand_first', 3]:.2f} "
+            f"({pays['fifo', 1]:.2f} and {pays['fifo', 3]:.2f} if"
+        ),
         f"cost {substitution['own_cost_ms']:.1f} ms a token, {substitution['own_cost_us_per_layer']:.0f} µs a layer",
         f"28 slots hit {RESULTS['glm']['hit_percent']:.0f} % of the lookups",
         f"({slots['simulated']:.1f} % against about 1 %)",
