@@ -121,6 +121,13 @@ def test_fed_back_keeps_every_stage(executed: Executed) -> None:
     assert fed_back["compute_ns"].tolist() == (measured["compute_ns"] + noticing).tolist()
 
 
+def test_fed_back_copies_take_what_they_took(executed: Executed) -> None:
+    """A scenario that states another link changes nothing: the run's own copies are fed back."""
+    faster = executed.scenario.with_settings({"link.bandwidth": "500 GB/s", "link.start_latency_ns": 77})
+    other = replay_measured(dataclasses.replace(executed, scenario=faster))
+    assert frames_equal(replay_measured(executed), other) == []
+
+
 def test_terms_add_up_to_tpot(executed: Executed) -> None:
     """Compute, bookkeeping, stalls, launches and lag are TPOT, for the run by the clock and for its replay."""
     workload = Workload(resolve(executed.scenario))
