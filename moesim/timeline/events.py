@@ -120,7 +120,7 @@ def _layer_events(rows: pd.DataFrame, needed: _Needed, experts: ExpertsOrder) ->
         if row.end_ns == row.decision_ns:
             continue
         stalls = tuple(int(getattr(row, f"stall_{kind}_ns")) for kind in STALL_KINDS)
-        times = LayerTimes(row.decision_ns, row.end_ns, (stalls[0], stalls[1], stalls[2], stalls[3]))
+        times = LayerTimes(row.start_ns, row.decision_ns, row.end_ns, (stalls[0], stalls[1], stalls[2], stalls[3]))
         waits, exact = place_waits(times, needed.find(row), experts)
         args = {
             **where,

@@ -32,6 +32,7 @@ class NeededCopy(NamedTuple):
 class LayerTimes(NamedTuple):
     """What a result says about the time of one layer step."""
 
+    start_ns: int
     decision_ns: int
     end_ns: int
     stalls_ns: tuple[int, int, int, int]
@@ -48,7 +49,7 @@ def place_waits(times: LayerTimes, copies: Sequence[NeededCopy], experts: Expert
     Parameters
     ----------
     times : LayerTimes
-        Decision, end, and the stalls in the order of `STALL_KINDS`.
+        Start, decision, end, and the stalls in the order of `STALL_KINDS`.
     copies : sequence of NeededCopy
         Everything that the step's experts came with, in any order.
     experts : {"overlapped", "grouped", "blocking"}
@@ -59,7 +60,8 @@ def place_waits(times: LayerTimes, copies: Sequence[NeededCopy], experts: Expert
     waits : list of Wait
         In order of time; their lengths per kind are the given stalls.
     exact : bool
-        False when the moments are unknown and the waits stand in one block behind the decision.
+        False when the moments are unknown and the waits stand in one block behind the decision, or from the start of
+        the step where they last longer than what is left behind it.
     """
     if not times.stalled_ns:
         return [], True
@@ -68,12 +70,24 @@ def place_waits(times: LayerTimes, copies: Sequence[NeededCopy], experts: Expert
         waits = (_walk_grouped if experts == "grouped" else _walk_overlapped)(times, sorted(copies))
     if waits is not None and _totals(waits) == times.stalls_ns and waits[0].start_ns >= times.decision_ns:
         return waits, True
-    block, clock_ns = [], times.decision_ns
+    return _block(times), False
+
+
+def _block(times: LayerTimes) -> list[Wait]:
+    """Put all stalls in a row, cut at the decision so that none lies across it."""
+    # What a synchronous link stages is waited for before the step's attention.
+    fits = times.stalled_ns <= times.end_ns - times.decision_ns
+    clock_ns = times.decision_ns if fits else times.start_ns
+    block = []
     for kind, length_ns in zip(STALL_KINDS, times.stalls_ns, strict=True):
-        if length_ns:
-            block.append(Wait(kind, clock_ns, clock_ns + length_ns))
-            clock_ns += length_ns
-    return block, False
+        until_ns = clock_ns + length_ns
+        if clock_ns < times.decision_ns < until_ns:
+            block.append(Wait(kind, clock_ns, times.decision_ns))
+            clock_ns = times.decision_ns
+        if clock_ns < until_ns:
+            block.append(Wait(kind, clock_ns, until_ns))
+        clock_ns = until_ns
+    return block
 
 
 def _totals(waits: Sequence[Wait]) -> tuple[int, ...]:

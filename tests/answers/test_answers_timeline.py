@@ -137,7 +137,7 @@ def test_microseconds_keep_every_nanosecond() -> None:
 def test_grouped_experts_wait_without_a_break() -> None:
     """With grouped experts one wait reaches to the last landing, cut by kind."""
     copies = [NeededCopy(130, 110, 5, is_late=False), NeededCopy(110, 100, 5, is_late=True)]
-    times = LayerTimes(100, 150, (0, 3 + 5, 15, 5))
+    times = LayerTimes(90, 100, 150, (0, 3 + 5, 15, 5))
     waits, exact = place_waits(times, copies, "grouped")
     assert exact
     assert waits == [
@@ -150,7 +150,7 @@ def test_grouped_experts_wait_without_a_break() -> None:
 
 def test_waits_that_do_not_fit_are_one_block() -> None:
     """When the copies do not explain the stalls, their totals stand behind the decision and are marked."""
-    times = LayerTimes(100, 150, (4, 3, 2, 1))
+    times = LayerTimes(90, 100, 150, (4, 3, 2, 1))
     waits, exact = place_waits(times, [NeededCopy(120, 110, 5, is_late=False)], "overlapped")
     assert not exact
     assert waits == [
@@ -160,6 +160,13 @@ def test_waits_that_do_not_fit_are_one_block() -> None:
         Wait("late", 109, 110),
     ]
     assert place_waits(times, [], "blocking") == (waits, False)
+
+
+def test_waits_longer_than_the_experts_begin_with_the_step() -> None:
+    """A block that would outlast its step begins at the step's start and is cut at the decision."""
+    waits, exact = place_waits(LayerTimes(70, 100, 150, (0, 5, 60, 0)), [], "blocking")
+    assert waits == [Wait("launch", 70, 75), Wait("demand", 75, 100), Wait("demand", 100, 135)]
+    assert not exact
 
 
 def test_placement_agrees_with_a_played_stream() -> None:
@@ -176,6 +183,6 @@ def test_placement_agrees_with_a_played_stream() -> None:
             clock_ns = max(clock_ns, landed_ns) + expert_ns
         stalled_ns = sum(wait.end_ns - wait.start_ns for wait in played)
         copies = [NeededCopy(landed_ns, 0, 0, is_late=False) for landed_ns in landings.tolist()]
-        waits, exact = place_waits(LayerTimes(100, clock_ns, (0, 0, stalled_ns, 0)), copies, "overlapped")
+        waits, exact = place_waits(LayerTimes(90, 100, clock_ns, (0, 0, stalled_ns, 0)), copies, "overlapped")
         assert exact
         assert waits == played
