@@ -112,6 +112,9 @@ def _run_notes(entries: Sequence[Entry]) -> Iterable[tuple[str, str]]:
             yield item.name, f"failed, no output token: request {_shortened(metrics.failed_requests)}"
         if metrics.single_token_requests:
             yield item.name, f"one output token, so no TPOT: request {_shortened(metrics.single_token_requests)}"
+        if (batch := item.result.info.get("batch", 1)) > metrics.n_requests:
+            few = _counted(metrics.n_requests, "request")
+            yield item.name, f"decode.batch = {batch}, but only {few}: the batch is never full"
         if metrics.link.clamped:
             yield item.name, f"link use cut to 100 %: {metrics.link.clamped}"
         yield from ((item.name, text) for text in _substitution_notes(item))
@@ -174,6 +177,8 @@ def notes(entries: Sequence[Entry]) -> list[str]:
     ]
     if any(item.metrics.ttft_ns.n for item in entries):
         lines.append("TTFT: arrival to first token, queueing included; mean")
+    if any(item.result.info.get("batch", 1) > 1 and item.metrics.ttft_ns.n for item in entries):
+        lines.append("A batch's TPOT includes the prompts of requests that join, which run alone")
     if floors(entries):
         lines.append("Compute-only floor: the same steps if no copy were ever waited for")
     if any(item.role == "bound" for item in entries):

@@ -111,6 +111,19 @@ def test_c58_failed_requests_are_listed() -> None:
     assert tokens["tpot_ns"]["mean"] == tokens["tpot_per_token_ns"] == 4_000_000
 
 
+def test_batches_that_cannot_fill_are_flagged() -> None:
+    """A batch of more requests than the run has is named, as its size says nothing then; a full one is not."""
+    assert "decode.batch = 4, but only 1 request: the batch is never full" in printed([entry(toy_result(batch=4))])
+    assert "never full" not in printed([entry(toy_result(batch=1))])
+
+
+def test_tpot_of_a_batch_names_the_prompts_in_it() -> None:
+    """Where prompts are modelled, a batch's TPOT holds those of the requests that join, and the table says so."""
+    result = timed_result(timed_request(0, prefill_ns=5, gaps_ns=[7]), timed_request(1, prefill_ns=5, gaps_ns=[7]))
+    assert "includes the prompts of requests that join" in printed([entry(named(result, "batch", batch=2))])
+    assert "requests that join" not in printed([entry(named(result, "one by one", batch=1))])
+
+
 def test_floors_are_shared_by_equal_compute() -> None:
     """Policies do not change compute, so their runs share one floor; another trace has its own."""
     a, b = entry(toy_result("a", miss_frac=0.1)), entry(toy_result("b", miss_frac=0.9))
