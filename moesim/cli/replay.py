@@ -26,11 +26,12 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw PNG and SVG under --out.")] = True,
     timeline: Annotated[
-        bool, typer.Option("--timeline/--no-timeline", help="Write a Perfetto timeline of one request under --out.")
+        bool,
+        typer.Option("--timeline/--no-timeline", help="Write a Perfetto timeline of one request or batch under --out."),
     ] = True,
     timeline_of: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Scenario whose first request the timeline shows; else the last."),
+        typer.Option(metavar="NAME", help="Scenario whose first request or batch the timeline shows; else the last."),
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Replay at most N requests.")] = None,
     bound: Annotated[bool, typer.Option("--bound/--no-bound", help="Add clairvoyant runs as a bound.")] = True,

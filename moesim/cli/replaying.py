@@ -87,7 +87,8 @@ def _guide(out: Path, shown: Scenario | None, *, with_plots: bool) -> list[str]:
     if with_plots and (out / "tpot_breakdown.png").exists():
         lines.append("  tpot_breakdown.png, layer_hit_rate.png: a step's time, hit rate by layer (also as .svg)")
     if shown is not None:
-        lines.append(f"  timeline.json: first request of {shown.name!r}; open it at https://ui.perfetto.dev")
+        what = "first request" if shown.decode.batch == 1 else "first batch"
+        lines.append(f"  timeline.json: {what} of {shown.name!r}; open it at https://ui.perfetto.dev")
     lines.append("  summary.json: every number above, and more")
     lines.append("  one folder per run: its columns as Parquet, its settings in scenario.toml")
     return lines
@@ -182,7 +183,8 @@ def _kind(item: Entry) -> tuple[str, str]:
 
 
 def _write_timeline(path: Path, scenario: Scenario) -> None:
-    """Run the first request of a scenario once more, in detail, and lay it out."""
-    result = run_scenario(scenario.with_settings({"requests.limit": 1}), detail=True)
+    """Run the first request of a scenario, or its first batch, once more, in detail, and lay it out."""
+    n_requests = min(scenario.decode.batch, scenario.requests.limit or scenario.decode.batch)
+    result = run_scenario(scenario.with_settings({"requests.limit": n_requests}), detail=True)
     order: ExpertsOrder = scenario.compute.experts if scenario.link.asynchronous else "blocking"
     write_timeline(result, path, experts=order)

@@ -92,6 +92,20 @@ def test_timeline_of_a_real_run_is_exact(answers: Path) -> None:
         assert start + length <= following + 1e-9
 
 
+def test_timeline_of_a_batch_shows_the_batch(
+    scenario_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scenario that decodes several requests at once is shown with as many, and no more than its limit."""
+    for limit, n_tokens in ((3, 2), (1, 1)):
+        out = tmp_path / str(limit)
+        settings = ["--set", "decode.batch=2", "--limit", str(limit), "--no-plots"]
+        assert main.run(["replay", str(scenario_path), "--out", str(out), "--timeline-of", "lru", *settings]) == 0
+        assert "first batch of 'lru'" in capsys.readouterr().err
+        events = json.loads((out / "timeline.json").read_text())["traceEvents"]
+        steps = [event["args"] for event in events if event["name"].startswith("decode step")]
+        assert max(step["n_tokens"] for step in steps) == n_tokens
+
+
 def test_replaying_twice_writes_the_same_bytes(scenario_path: Path, answers: Path, tmp_path: Path) -> None:
     """Every file of a second replay is equal to the first's."""
     again = tmp_path / "again"
