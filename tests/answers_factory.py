@@ -67,7 +67,7 @@ def request_totals(request: int, **changes: Any) -> RequestTotals:
 def block_of(request: int, rows: np.ndarray[Any, Any], is_decode: np.ndarray[Any, Any], **changes: Any) -> BlockRows:
     """Give a block of one-token passes with the given rows."""
     n_passes = len(rows)
-    plain = {
+    plain: dict[str, Any] = {
         "step": np.arange(n_passes, dtype=np.int32),
         "n_tokens": np.ones(n_passes, dtype=np.int32),
         "n_accepted": np.ones(n_passes, dtype=np.int32),
