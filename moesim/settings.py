@@ -247,9 +247,10 @@ class DecodeSettings(Settings):
                 f"decode.acceptance is missing: mtp_depth = {self.mtp_depth} needs the chance that a draft is "
                 "accepted, from 0 to 1, e.g. acceptance = 0.8"
             )
-        if self.mtp_depth == 0 and self.acceptance is not None:
+        # A depth of 0 that is written down switches drafts off, as a sweep does; one that is not was forgotten.
+        if "mtp_depth" not in self.model_fields_set and self.acceptance is not None:
             raise ConfigError("decode.acceptance is only read when decode.mtp_depth is 1 or more; leave it out")
-        if isinstance(self.acceptance, tuple) and len(self.acceptance) != self.mtp_depth:
+        if self.mtp_depth > 0 and isinstance(self.acceptance, tuple) and len(self.acceptance) != self.mtp_depth:
             raise ConfigError(
                 f"decode.acceptance lists {len(self.acceptance)} chances for {self.mtp_depth} drafts; give one, or "
                 f"{self.mtp_depth}"
@@ -260,5 +261,5 @@ class DecodeSettings(Settings):
     def chances(self) -> tuple[float, ...]:
         """Chance of each draft, given that those before it were accepted."""
         if isinstance(self.acceptance, tuple):
-            return self.acceptance
+            return self.acceptance[: self.mtp_depth]
         return () if self.acceptance is None else (self.acceptance,) * self.mtp_depth

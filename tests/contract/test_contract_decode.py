@@ -203,17 +203,24 @@ def test_drafts_on_recorded_verify_steps_are_refused() -> None:
     ("fields", "message"),
     [
         ({"mtp_depth": 2}, "decode.acceptance is missing"),
-        ({"acceptance": 0.5}, "only read when decode.mtp_depth"),
         ({"mtp_depth": 2, "acceptance": [0.5]}, "lists 1 chances for 2 drafts"),
         ({"mtp_depth": 1, "acceptance": 1.5}, "acceptance"),
         ({"batch": 0}, "batch"),
     ],
 )
 def test_decode_settings_are_checked(fields: dict, message: str) -> None:
-    """Drafts without a chance, a chance without drafts and values out of range are refused by name."""
+    """Drafts without a chance and values out of range are refused by name."""
     scenario = scenario_of(case(one_layer([0]), n_experts=[4], top_k=[1], slots=[4]))
     with pytest.raises(ConfigError, match=message):
         scenario.with_settings({f"decode.{name}": value for name, value in fields.items()})
+
+
+@pytest.mark.parametrize("acceptance", [0.5, (0.5, 0.2)])
+def test_drafts_can_be_switched_off(acceptance: float | tuple[float, ...]) -> None:
+    """A depth of 0 that is stated leaves the chances unread, so that an ablation changes one setting; none is refused."""
+    assert DecodeSettings(mtp_depth=0, acceptance=acceptance).chances == ()
+    with pytest.raises(ConfigError, match="only read when decode.mtp_depth"):
+        DecodeSettings(acceptance=acceptance)
 
 
 def test_throughput_of_a_batch() -> None:
