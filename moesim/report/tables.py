@@ -1,11 +1,12 @@
 """The table of a comparison, and the same as plain JSON values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -18,11 +19,9 @@ from moesim.units import ns_to_ms
 REPORT_VERSION = 1
 
 _MISSING = "-"
-_WIDE = 105
-_LATENCY_TITLES = (
-    "TPOT ms\nmean", "\np50", "\np95", "\np99", "TTFT\nms", "hit\n%", "late\n%", "misses\n/token", "MB\n/token",
-    "link\n%",
-)  # fmt: skip
+_WIDE, _BOUNDLESS = 105, 10_000
+_LATENCY_TITLES = ("TPOT ms\nmean", "\np50", "\np95", "\np99", "TTFT\nms")
+_TRAFFIC_TITLES = ("hit\n%", "late\n%", "misses\n/token", "MB\n/token", "link\n%")
 _SPLIT_TITLES = ("\nstep", "\ncompute", "stall\ndemand", "\nlate", "\nqueue", "\nlaunch")
 
 
@@ -73,17 +72,14 @@ def _has_wide_steps(entries: Sequence[Entry]) -> bool:
     return any(item.result.info.get("batch", 1) > 1 or item.result.info.get("mtp_depth", 0) > 0 for item in entries)
 
 
-def _latency_table(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide: bool) -> Table:
-    """Lay out latencies, rates and traffic."""
+def _latency_rows(entries: Sequence[Entry], bases: Sequence[Floor]) -> Iterator[tuple[str, str | None, list[str]]]:
+    """Give name, style and cells of every run and floor: latencies, then rates and traffic."""
     has_throughput = _has_wide_steps(entries)
-    titles = (*_LATENCY_TITLES, *["tokens\n/s"] * has_throughput)
-    table = _new_table("Latency, hits and traffic", titles, is_wide=is_wide)
     decimals = _decimals([item.metrics.tpot_ns.p50 for item in entries])
     ttft_decimals = _decimals([item.metrics.ttft_ns.mean for item in entries])
     for item in entries:
         metrics = item.metrics
-        table.add_row(
-            Text(item.name),
+        cells = [
             *_spread_cells(metrics.tpot_ns, decimals),
             _ms(metrics.ttft_ns.mean, ttft_decimals),
             _percent(metrics.decode.hit_rate),
@@ -92,12 +88,26 @@ def _latency_table(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide:
             _number(metrics.decode_bytes_per_token, 1e6),
             _percent(metrics.link.use_frac),
             *[_number(metrics.decode_tokens_per_s)] * has_throughput,
-            style="italic" if item.role == "bound" else None,
-        )
+        ]
+        yield item.name, "italic" if item.role == "bound" else None, cells
+    n_others = len(_LATENCY_TITLES) + len(_TRAFFIC_TITLES) + has_throughput - 4
     for base in bases:
-        cells = [*_spread_cells(base.tpot_ns, decimals), *[_MISSING] * (len(titles) - 4)]
-        table.add_row(Text(base.name), *cells, style="italic")
-    return table
+        yield base.name, "italic", [*_spread_cells(base.tpot_ns, decimals), *[_MISSING] * n_others]
+
+
+def _latency_tables(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide: bool) -> tuple[Table, Table, Table]:
+    """Lay out latencies, rates and traffic: in one table, and in two for where one is too wide."""
+    titles = (*_LATENCY_TITLES, *_TRAFFIC_TITLES, *["tokens\n/s"] * _has_wide_steps(entries))
+    cut = len(_LATENCY_TITLES)
+    whole = _new_table("Latency, hits and traffic", titles, is_wide=is_wide)
+    latency = _new_table("Latency", titles[:cut], is_wide=is_wide)
+    traffic = _new_table("Hits and traffic", titles[cut:], is_wide=is_wide)
+    for name, style, cells in _latency_rows(entries, bases):
+        whole.add_row(Text(name), *cells, style=style)
+        latency.add_row(Text(name), *cells[:cut], style=style)
+        if any(cell != _MISSING for cell in cells[cut:]):
+            traffic.add_row(Text(name), *cells[cut:], style=style)
+    return whole, latency, traffic
 
 
 def _split_table(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide: bool) -> Table:
@@ -121,11 +131,14 @@ class _Report:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
 
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Give the tables and the lines below them."""
         bases = floors(self._entries)
         is_wide = options.max_width >= _WIDE
-        yield _latency_table(self._entries, bases, is_wide=is_wide)
+        whole, *parts = _latency_tables(self._entries, bases, is_wide=is_wide)
+        # A terminal cuts a line that is too long, and a number without its last digits is another number.
+        needed = Measurement.get(console, options.update(max_width=_BOUNDLESS), whole).minimum
+        yield from [whole] if needed <= options.max_width else parts
         yield _split_table(self._entries, bases, is_wide=is_wide)
         for line in (*provenance_lines(self._entries), *notes(self._entries)):
             yield Text(line)

@@ -56,6 +56,17 @@ def test_table_fits_a_terminal(width: int) -> None:
     assert "…" not in text
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_wide_numbers_are_never_cut(width: int) -> None:
+    """Where long prompts and batches make the numbers wide, a narrow terminal gets two tables with all digits."""
+    prompt_ns, gap_ns = 123_456_780_000, 1_234_560_000
+    result = timed_result(timed_request(0, prefill_ns=prompt_ns, gaps_ns=[gap_ns] * 5))
+    text = printed([entry(named(result, "batch", batch=2))], width)
+    assert max(map(len, text.splitlines())) <= width
+    assert {"123456.78", "1234.56", "0.0"} <= set(text.split())
+    assert ("Latency, hits and traffic" in text) == (width == 120)
+
+
 def test_c16_score_domain_is_printed() -> None:
     """The table names the function that router scores went through, per run where runs differ."""
     text = printed(
