@@ -234,30 +234,43 @@ def _expand(
         yield build_scenario(merged, source)
 
 
-def to_toml(scenario: Scenario) -> str:
-    """Write a scenario as TOML that loads to the same scenario."""
+def to_toml(scenario: Scenario, *, explain: bool = False) -> str:
+    """Write a scenario as TOML that loads to the same scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        The settings.
+    explain : bool
+        Say what each setting means, and name those without a value, in comments.
+    """
     lines: list[str] = []
-    groups: list[tuple[str, Mapping[str, Any]]] = []
-    _toml_table(scenario.model_dump(mode="json", exclude_none=True), "", lines, groups)
-    while groups:
-        prefix, table = groups.pop(0)
-        nested: list[tuple[str, Mapping[str, Any]]] = []
-        body: list[str] = []
-        _toml_table(table, prefix, body, nested)
-        if body:
-            lines.extend(["", f"[{prefix}]", *body])
-        groups = nested + groups
+    _toml_table(scenario, "", lines, explain=explain)
     return "\n".join(lines) + "\n"
 
 
-def _toml_table(
-    table: Mapping[str, Any], prefix: str, lines: list[str], groups: list[tuple[str, Mapping[str, Any]]]
-) -> None:
-    """Write the plain keys of a table and remember its groups."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            groups.append((f"{prefix}.{key}" if prefix else key, value))
-        elif key == "bandwidth":
-            lines.append(f'{key} = "{value} B/s"')
-        else:
-            lines.append(f"{key} = {'inf' if value == math.inf else json.dumps(value)}")
+def _toml_table(settings: Settings, prefix: str, lines: list[str], *, explain: bool) -> None:
+    """Write the plain keys of a group of settings, then the groups within it."""
+    values = settings.model_dump(mode="json")
+    body: list[str] = []
+    groups: dict[str, Settings] = {}
+    for key, field in type(settings).model_fields.items():
+        value = getattr(settings, key)
+        if isinstance(value, Settings):
+            groups[f"{prefix}.{key}" if prefix else key] = value
+        elif value is not None:
+            body.append(f"{key} = {_toml_value(key, values[key])}" + f"  # {field.description}" * explain)
+        elif explain:
+            body.append(f"# {key}: {field.description}")
+    if body and prefix:
+        lines.extend(["", f"[{prefix}]"])
+    lines.extend(body)
+    for name, group in groups.items():
+        _toml_table(group, name, lines, explain=explain)
+
+
+def _toml_value(key: str, value: object) -> str:
+    """Write one value."""
+    if key == "bandwidth":
+        return f'"{value} B/s"'
+    return "inf" if value == math.inf else json.dumps(value)

@@ -202,7 +202,7 @@ class ComputeSettings(Settings):
     shared_ns: PerLayer | None = Field(None, description="shared expert of each MoE layer")
     expert_ns: PerLayer | None = Field(None, description="one routed expert, whatever its tokens")
     head_ns: Duration | None = Field(None, description="output head, once per step")
-    draft_ns: Duration = Field(0, description="drafting one token ahead, added to the head of every decode step")
+    draft_ns: Duration = Field(0, description="drafting one token; every decode step drafts decode.mtp_depth")
     kernel_launch_ns: Duration | None = Field(None, description="per expert (overlapped) or per layer (grouped)")
     bookkeeping_ns: Duration = Field(0, description="host cost of one decision")
     experts: Literal["overlapped", "grouped"] = Field(

@@ -38,7 +38,7 @@ def show(
     variant: Annotated[str | None, typer.Option(metavar="NAME", help="Only the variant of this name.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Print all settings of a scenario, defaults included, as TOML."""
+    """Print all settings of a scenario and what each means, as TOML."""
     from moesim.cli.listing import show_scenario  # noqa: PLC0415
 
     show_scenario(scenario, tuple(settings or ()), variant, as_json)

@@ -155,4 +155,5 @@ def show_scenario(path: Path, settings: Sequence[str], variant: str | None, as_j
         shown = [{"hash": item.content_hash, "settings": item.model_dump(mode="json")} for item in scenarios]
         emit({"scenarios": shown}, as_json, "")
         return
-    sys.stdout.write("\n".join(f"# {item.name}, hash {item.content_hash}\n{to_toml(item)}" for item in scenarios))
+    texts = (f"# {item.name}, hash {item.content_hash}\n{to_toml(item, explain=True)}" for item in scenarios)
+    sys.stdout.write("\n".join(texts))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from moesim.cli import catalog, main, replaying
 from moesim.errors import InvariantError
 from moesim.results import RunResult, load_result
 from moesim.scenario import Scenario, load_scenarios
+from moesim.settings import Settings
 from tests.answers_factory import toy_result
 
 SCENARIO = """
@@ -252,6 +253,23 @@ def test_show_prints_toml_that_loads(scenario_path: Path) -> None:
     shown = tomllib.loads(text)
     assert (shown["name"], shown["cache"]["slots"], shown["prefetch"]["depth"]) == ("lru", 3, 1)
     assert len(json.loads(invoke("show", str(scenario_path), "--json"))["scenarios"]) == 2
+
+
+def test_show_names_and_explains_every_setting(scenario_path: Path) -> None:
+    """Every setting stands in the text with its description, those without a value too."""
+    lines = invoke("show", str(scenario_path), "--variant", "lru").splitlines()
+
+    def described(settings: Settings) -> Iterator[tuple[str, str | None]]:
+        for name, field in type(settings).model_fields.items():
+            value = getattr(settings, name)
+            if isinstance(value, Settings):
+                yield from described(value)
+            else:
+                yield name, field.description
+
+    for name, description in described(load_scenarios(scenario_path)[0]):
+        assert description, name
+        assert any(line.lstrip("# ").startswith(name) and line.endswith(description) for line in lines), name
 
 
 def test_help_is_quick_and_loads_no_numbers() -> None:
