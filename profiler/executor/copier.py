@@ -16,7 +16,7 @@ from torch import Tensor
 from moesim.errors import MoesimError
 from moesim.results import CopyKind
 from profiler.accel import CpuDevice, Device
-from profiler.executor.pacing import settled
+from profiler.executor.pacing import WAKING_NS, settled, sleep_until
 
 _LOOK_EVERY_S = 1.0
 
@@ -222,9 +222,9 @@ class Copier:
             job.landed_ns = time.perf_counter_ns()
         else:
             due_ns = job.started_ns + job.launch_ns + job.transfer_ns
-            left_ns = due_ns - time.perf_counter_ns()
-            if left_ns > 0:
-                self._stop.wait(left_ns / 1e9)
+            left_ns = due_ns - time.perf_counter_ns() - WAKING_NS
+            if left_ns <= 0 or not self._stop.wait(left_ns / 1e9):
+                sleep_until(due_ns)
             job.landed_ns = self._settled(due_ns)
         self._free_ns = job.landed_ns
         self._landed.put(job)

@@ -1,15 +1,22 @@
 """The compute stream's schedule: when each stage begins and ends, and the sleep that stretches it to its duration."""
 
+import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+# A sleeping thread wakes about so much late on an idle machine, a half of it for the timer's slack.
+WAKING_NS = 150_000
+
 
 def sleep_until(deadline_ns: int) -> None:
-    """Sleep until a reading of ``time.perf_counter_ns``; never spin, which would stop other threads."""
-    left_ns = deadline_ns - time.perf_counter_ns()
+    """Sleep until shortly before a reading of ``time.perf_counter_ns``, then let others run until it is there."""
+    left_ns = deadline_ns - time.perf_counter_ns() - WAKING_NS
     if left_ns > 0:
         time.sleep(left_ns / 1e9)
+    while time.perf_counter_ns() < deadline_ns:
+        # Lets go of the interpreter's lock each time, as a plain loop would not; a sleep of 0 takes half of the above.
+        select.select((), (), (), 0)
 
 
 def settled(due_ns: int, largest_lag_ns: int) -> int:
