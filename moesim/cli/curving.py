@@ -24,7 +24,7 @@ from moesim.trace import TraceReader
 from moesim.workload import DecodedTrace, Resolved, Workload, chosen_requests, resolve, untimed_scenario
 
 _BOUND = "belady"
-_GROUPS = ("cache", "eviction", "prefetch", "prefill", "requests", "score_source", "seed", "substitution")
+_GROUPS = ("cache", "decode", "eviction", "prefetch", "prefill", "requests", "score_source", "seed", "substitution")
 _OWN_OPTIONS = {"cache.slots": "--slots", "eviction.policy": "--policy"}
 _SHOWN_SIZES = 17
 _WORST_LAYERS = 3
@@ -204,6 +204,9 @@ def _notes(runs: Mapping[str, Resolved], curves: Mapping[str, HitCurve]) -> list
         f"Cache: {start} at the start, kept from request to request",
         "Hit: a distinct expert of one layer and pass that is resident when it is demanded",
     ]
+    decode = resolved.scenario.decode
+    if decode.batch > 1 or decode.mtp_depth > 0:
+        lines.append(f"Decode: batch {decode.batch}, MTP depth {decode.mtp_depth}")
     clairvoyant = [policy for policy, run in runs.items() if run.reads_future]
     if clairvoyant:
         lines.append(f"Knows the future, a bound and no choice for a server: {', '.join(clairvoyant)}")
@@ -229,7 +232,7 @@ def _as_json(runs: Mapping[str, Resolved], curves: Mapping[str, HitCurve]) -> di
                 "policy": policy,
                 "knows_future": runs[policy].reads_future,
                 "settings": runs[policy].scenario.model_dump(
-                    mode="json", include={"eviction", "prefill", "score_source", "seed", "substitution"}
+                    mode="json", include={"decode", "eviction", "prefill", "score_source", "seed", "substitution"}
                 )
                 | {"warm_start": runs[policy].scenario.cache.warm_start},
                 "slots": curve.slots.tolist(),

@@ -88,6 +88,32 @@ def test_curve_writes_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("decode", "told"),
+    [
+        (["decode.batch=3"], "batch 3, MTP depth 0"),
+        (["decode.mtp_depth=2", "decode.acceptance=0.5"], "batch 1, MTP depth 2"),
+    ],
+)
+def test_curve_of_steps_with_several_tokens(
+    decode: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Batches and drafts change what is looked up: the curve counts the hits of a replay with the same settings."""
+    words = [*(word for setting in decode for word in ("--set", setting)), "--limit", "4"]
+    answer = curve(capsys, TRACE, "--slots", "8", *words)
+    path = tmp_path / "lru.toml"
+    path.write_text(
+        f'trace = "{TRACE}"\nmodel = "gpt-oss-20b"\ndevice = "h200"\ncache.slots = 8\nprefill.mode = "skip"\n'
+    )
+    assert main.run(["replay", str(path), *words, "--no-bound", "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)["runs"][0]["metrics"]["decode"]
+    counted = answer["curves"][0]
+    assert (np.sum(counted["hits"]), np.sum(counted["lookups"])) == (replayed["n_hits"], replayed["n_lookups"])
+    assert counted["settings"]["decode"]["batch"] == (3 if "batch" in decode[0] else 1)
+    assert main.run(["curve", TRACE, "--slots", "8", "--no-bound", *words]) == 0
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--policy", "lur"], "nearest"),
