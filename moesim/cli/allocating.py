@@ -15,7 +15,7 @@ from moesim.cli.output import check_writable, emit, progress_bar
 from moesim.cli.planning import chosen_scenarios
 from moesim.errors import ConfigError
 from moesim.files import write_text
-from moesim.metrics.bootstrap import LEVEL, N_RESAMPLES, Interval
+from moesim.metrics.bootstrap import LEVEL, MIN_REQUESTS, N_RESAMPLES, Interval
 from moesim.scenario import Scenario
 from moesim.trace import TraceReader
 from moesim.units import ns_to_ms
@@ -152,7 +152,7 @@ def _interval(interval: Interval, factor: float) -> str:
     """Write an estimate with its interval."""
     text = f"{interval.estimate * factor:+.3f}"
     if interval.low is None or interval.high is None:
-        return f"{text} (one request)"
+        return f"{text} (too few)"
     return f"{text} ({interval.low * factor:+.3f} to {interval.high * factor:+.3f})"
 
 
@@ -162,6 +162,8 @@ def _verdict(allocation: Allocation) -> str:
     lines = [f"{text}(paired bootstrap over requests); decode steps only."]
     if allocation.slots == allocation.uniform_slots:
         lines.append("These are equal slots: there is no difference to judge.")
+    elif allocation.judged.hit_rate_difference.low is None:
+        lines.append(f"Too few requests for an interval: below {MIN_REQUESTS}, chance alone makes all point one way.")
     elif allocation.judged.hit_rate_difference.is_noise:
         lines.append("On the judging requests the interval holds 0: no difference to equal slots is shown.")
     return "\n".join(lines) + "\n"

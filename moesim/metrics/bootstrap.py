@@ -27,7 +27,7 @@ class Interval:
     estimate : float
         On the requests as they are.
     low, high : float or None
-        Ends of the percentile interval (`LEVEL`); None below two requests, which tell nothing of others.
+        Ends of the percentile interval (`LEVEL`); None below `MIN_REQUESTS`, which tell little of others.
     """
 
     estimate: float
@@ -67,7 +67,7 @@ def paired_ratio_difference(
     difference = ours - theirs
     estimate = float(difference.sum() / weights.sum())
     n_requests = len(weights)
-    if n_requests < 2:
+    if n_requests < MIN_REQUESTS:
         return Interval(estimate, None, None)
     drawn = rng.multinomial(n_requests, np.full(n_requests, 1 / n_requests), size=N_RESAMPLES)
     totals = drawn @ weights

@@ -10,7 +10,7 @@ import pytest
 from moesim.allocate import Laboratory, allocate, split_requests
 from moesim.cli.main import run
 from moesim.errors import ConfigError, UnsupportedScenarioError
-from moesim.metrics.bootstrap import paired_ratio_difference
+from moesim.metrics.bootstrap import MIN_REQUESTS, paired_ratio_difference
 from moesim.policies.allocation import METHODS
 from moesim.scenario import Scenario, build_scenario
 from moesim.trace.synth import SynthSettings, synthesize
@@ -101,7 +101,7 @@ def test_every_method_shares_out_all_slots(trace, method):
     fit = allocation.fit
     assert fit.hit_rate_difference.estimate == pytest.approx(fit.hit_rate - fit.uniform_hit_rate)
     if method == "uniform":
-        assert allocation.judged.hit_rate_difference.low == allocation.judged.stall_difference_ns.high == 0
+        assert allocation.judged.hit_rate_difference.estimate == allocation.judged.stall_difference_ns.estimate == 0
     if method == "optimal":
         assert fit.hit_rate >= fit.uniform_hit_rate
 
@@ -120,7 +120,7 @@ def test_global_pools_have_no_slots(trace):
 
 
 def test_bootstrap_interval():
-    """An interval holds the estimate, is a point where all requests agree, and is unknown for a single one."""
+    """An interval holds the estimate, is a point where all requests agree, and is unknown for too few of them."""
     weights = np.full(40, 10.0)
     rng = np.random.default_rng(1)
     ours, theirs = rng.normal(5, 1, 40), np.full(40, 5.0)
@@ -131,8 +131,10 @@ def test_bootstrap_interval():
     constant = paired_ratio_difference(theirs + 1, theirs, weights, np.random.default_rng(2))
     assert (constant.low, constant.high) == (pytest.approx(0.1), pytest.approx(0.1))
     assert not constant.is_noise
-    single = paired_ratio_difference(ours[:1], theirs[:1], weights[:1], rng)
-    assert (single.low, single.is_noise) == (None, True)
+    for n_requests, is_unknown in ((1, True), (MIN_REQUESTS - 1, True), (MIN_REQUESTS, False)):
+        few = paired_ratio_difference(ours[:n_requests], theirs[:n_requests], weights[:n_requests], rng)
+        assert (few.low is None) == is_unknown
+        assert few.is_noise >= is_unknown
 
 
 def test_real_trace_gains_what_was_published():
