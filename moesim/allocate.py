@@ -59,9 +59,10 @@ class Comparison:
     n_misses, uniform_n_misses : int
         Misses of both.
     stall_ns, uniform_stall_ns : float
-        Stall per decode token of both.
+        Stall per decode token of both, rejected drafts not counted.
     hit_rate_difference, stall_difference_ns : Interval
-        Allocation minus equal slots, with a paired bootstrap interval over requests.
+        Allocation minus equal slots, with a paired bootstrap interval over requests; none where these decode together,
+        as they share their steps.
     """
 
     requests: tuple[int, ...]
@@ -246,7 +247,7 @@ def compare(laboratory: Laboratory, slots: Counts, equal: Counts, requests: Sequ
     ours, theirs = (
         _per_request(laboratory.run(plan.tolist(), requests, is_checked=plan is slots)) for plan in (slots, equal)
     )
-    lookups, tokens = ours["n_lookups"].to_numpy(np.float64), ours["n_tokens"].to_numpy(np.float64)
+    lookups, tokens = ours["n_lookups"].to_numpy(np.float64), ours["n_accepted"].to_numpy(np.float64)
     streams = generators(seed, "allocation-hits", "allocation-stall")
     return Comparison(
         requests=tuple(requests),
@@ -272,11 +273,11 @@ def compare(laboratory: Laboratory, slots: Counts, equal: Counts, requests: Sequ
 
 
 def _per_request(result: RunResult) -> pd.DataFrame:
-    """Sum what the decode steps of each request did."""
+    """Sum what the decode steps of each request did; those that requests of a batch share are one row of their own."""
     steps = _decode(result.steps)
     if steps.empty or not steps["n_lookups"].sum():
         raise ConfigError("the requests have no decode steps to fit or judge slots on")
-    sums = steps.groupby("request", sort=False)[["n_tokens", "n_lookups", "n_misses", *_STALLS]].sum()
+    sums = steps.groupby("request", sort=False)[["n_accepted", "n_lookups", "n_misses", *_STALLS]].sum()
     sums["n_hits"] = sums["n_lookups"] - sums["n_misses"]
     sums["stall_ns"] = sums[_STALLS].sum(axis=1)
     return sums

@@ -163,7 +163,7 @@ def _verdict(allocation: Allocation) -> str:
     if allocation.slots == allocation.uniform_slots:
         lines.append("These are equal slots: there is no difference to judge.")
     elif allocation.judged.hit_rate_difference.low is None:
-        lines.append(f"Too few requests for an interval: below {MIN_REQUESTS}, chance alone makes all point one way.")
+        lines.append(f"Too few requests for an interval: below {MIN_REQUESTS}, or decoded together in a batch.")
     elif allocation.judged.hit_rate_difference.is_noise:
         lines.append("On the judging requests the interval holds 0: no difference to equal slots is shown.")
     return "\n".join(lines) + "\n"

@@ -106,6 +106,19 @@ def test_every_method_shares_out_all_slots(trace, method):
         assert fit.hit_rate >= fit.uniform_hit_rate
 
 
+def test_stall_is_per_token_that_comes_out(trace):
+    """Rejected drafts are no tokens, and requests that decode together have no interval: they share their steps."""
+    drafts = _scenario(trace, decode__mtp_depth=2, decode__acceptance=0.5, requests__limit=2)
+    fit = allocate(drafts, "uniform", n_total=10).fit
+    steps = Laboratory(drafts).run([4, 3, 3], fit.requests).steps
+    decode = steps[steps["phase"] == "decode"]
+    stalls = [name for name in decode.columns if name.startswith("stall_")]
+    assert decode["n_accepted"].sum() < decode["n_tokens"].sum()
+    assert fit.stall_ns == pytest.approx(decode[stalls].to_numpy().sum() / decode["n_accepted"].sum())
+    together = allocate(_scenario(trace, decode__batch=3), "uniform", n_total=10).judged
+    assert together.hit_rate_difference.low is None
+
+
 def test_slots_default_to_the_scenarios_own(trace):
     """Without a total the scenario's slots are shared out anew, a budget's too."""
     assert sum(allocate(_scenario(trace), "optimal").slots) == 9
