@@ -195,6 +195,11 @@ def _notes(result: SweepResult, out: Path) -> Iterator[str]:
     verdicts = {arm.verdict for compared in result.comparisons for arm in compared.arms}
     if "too few requests" in verdicts:
         yield "Too few requests for an interval: with fewer than 6, chance alone makes all differences point one way"
+    if any(point.scenario.decode.batch > 1 for point in result.sweep.points):
+        yield (
+            "A batch trades TPOT for tokens per second (decode_tokens_per_s in sweep.parquet); its requests share "
+            "steps, so its intervals may be too narrow"
+        )
     if "not comparable" in verdicts:
         yield "Not comparable: differences are paired, so both points must replay the same requests"
     for first, *others in result.identical:

@@ -86,6 +86,16 @@ def test_set_reaches_every_point(yard: Path, capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "slots=4, policy=lru has the settings of slots=2, policy=lru: computed once" in out
     assert "Too few requests for an interval" in out
+    assert "tokens per second" not in out
+
+
+def test_batches_are_told_by_more_than_tpot(yard: Path, capsys: Capture) -> None:
+    """A sweep over batches says which column shows what they gain, and that their requests are not independent."""
+    path = write_sweep(yard, BASE + "[grid]\ndecode.batch = [1, 2]\n", "batches.toml")
+    assert run(["sweep", str(path), "--out", str(yard / "batches"), "--workers", "1", "--no-bounds"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "decode_tokens_per_s in sweep.parquet" in out
+    assert "its requests share steps" in out
 
 
 WRONG = [
