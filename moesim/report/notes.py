@@ -164,6 +164,11 @@ def _prefetch_notes(entries: Sequence[Entry]) -> Iterable[str]:
         )
 
 
+def has_wide_steps(info: Mapping[str, Any]) -> bool:
+    """Whether a run decodes several tokens a step, so that its tokens per second are not one over its TPOT."""
+    return bool(info.get("batch", 1) > 1 or info.get("mtp_depth", 0) > 0)
+
+
 def notes(entries: Sequence[Entry]) -> list[str]:
     """Say everything that a reader of the table must know, one line each."""
     if not entries:
@@ -179,6 +184,8 @@ def notes(entries: Sequence[Entry]) -> list[str]:
         lines.append("TTFT: arrival to first token, queueing included; mean")
     if any(item.result.info.get("batch", 1) > 1 and item.metrics.ttft_ns.n for item in entries):
         lines.append("A batch's TPOT includes the prompts of requests that join, which run alone")
+    if any(has_wide_steps(item.result.info) for item in entries):
+        lines.append("Tokens/s: decode tokens of all requests over the whole run, prompts included")
     if floors(entries):
         lines.append("Compute-only floor: the same steps if no copy were ever waited for")
     if any(item.role == "bound" for item in entries):

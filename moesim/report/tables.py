@@ -12,7 +12,7 @@ from rich.text import Text
 
 from moesim.metrics import SPLIT_PARTS, Spread
 from moesim.report.entries import Entry, Floor, floors
-from moesim.report.notes import notes, provenance_lines
+from moesim.report.notes import has_wide_steps, notes, provenance_lines
 from moesim.report.pairs import prefetch_effects
 from moesim.units import ns_to_ms
 
@@ -67,14 +67,14 @@ def _spread_cells(spread: Spread, decimals: int) -> list[str]:
     return [_ms(value, decimals) for value in (spread.mean, spread.p50, spread.p95, spread.p99)]
 
 
-def _has_wide_steps(entries: Sequence[Entry]) -> bool:
-    """Whether any run decodes several tokens a step, so that its tokens per second are not one over its TPOT."""
-    return any(item.result.info.get("batch", 1) > 1 or item.result.info.get("mtp_depth", 0) > 0 for item in entries)
+def _has_throughput(entries: Sequence[Entry]) -> bool:
+    """Whether tokens per second have a column."""
+    return any(has_wide_steps(item.result.info) for item in entries)
 
 
 def _latency_rows(entries: Sequence[Entry], bases: Sequence[Floor]) -> Iterator[tuple[str, str | None, list[str]]]:
     """Give name, style and cells of every run and floor: latencies, then rates and traffic."""
-    has_throughput = _has_wide_steps(entries)
+    has_throughput = _has_throughput(entries)
     decimals = _decimals([item.metrics.tpot_ns.p50 for item in entries])
     ttft_decimals = _decimals([item.metrics.ttft_ns.mean for item in entries])
     for item in entries:
@@ -97,7 +97,7 @@ def _latency_rows(entries: Sequence[Entry], bases: Sequence[Floor]) -> Iterator[
 
 def _latency_tables(entries: Sequence[Entry], bases: Sequence[Floor], *, is_wide: bool) -> tuple[Table, Table, Table]:
     """Lay out latencies, rates and traffic: in one table, and in two for where one is too wide."""
-    titles = (*_LATENCY_TITLES, *_TRAFFIC_TITLES, *["tokens\n/s"] * _has_wide_steps(entries))
+    titles = (*_LATENCY_TITLES, *_TRAFFIC_TITLES, *["tokens\n/s"] * _has_throughput(entries))
     cut = len(_LATENCY_TITLES)
     whole = _new_table("Latency, hits and traffic", titles, is_wide=is_wide)
     latency = _new_table("Latency", titles[:cut], is_wide=is_wide)
