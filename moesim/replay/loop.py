@@ -145,10 +145,10 @@ def _add_up(
     step_sum: npt.NDArray[np.int64],
     layer_sum: npt.NDArray[np.int64],
 ) -> None:
-    """Add the first columns of a pass's rows to the sums of its step and of its layers."""
+    """Add the first columns of a pass's rows, clock readings apart, to the sums of its step and of its layers."""
     n_layers = pass_rows.shape[0]
     for layer in range(n_layers):
-        for column in range(n_columns):
+        for column in range(COMPUTE_NS, n_columns):
             step_sum[column] += pass_rows[layer, column]
             layer_sum[layer, column] += pass_rows[layer, column]
     step_sum[START_NS] = pass_rows[0, START_NS]

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from moesim.policies.registry import Predictor
 from moesim.policies.rules import Costs
@@ -21,8 +21,12 @@ from moesim.results import RunResult
 from moesim.scenario import Scenario
 from moesim.workload import PreparedBlock, Workload
 
-# Decided blocks that are held at once; more would save little, and memory must not follow the trace.
-CHUNK = 8
+# Blocks of one chunk; two chunks are held at once, one being decided and one being timed. More would save little, and
+# memory must not follow the trace.
+CHUNK = 4
+
+
+Progress = Callable[[int, int], None]
 
 
 def decision_key(scenario: Scenario) -> str | None:
@@ -54,8 +58,10 @@ def _compute_key(scenario: Scenario) -> str:
     return json.dumps([scenario.device, scenario.compute.model_dump(mode="json")], sort_keys=True)
 
 
-def _time_chunk(workloads: Sequence[Workload], clocks: Sequence[Clock], chunk: Sequence[Decided]) -> None:
-    """Time some blocks on all clocks, as many clocks at once as there are processors."""
+def _time_chunk(
+    pool: ThreadPoolExecutor, workloads: Sequence[Workload], clocks: Sequence[Clock], chunk: Sequence[Decided]
+) -> "list[Future[None]]":
+    """Start timing some blocks on all clocks, as many clocks at once as there are processors."""
     keys = [_compute_key(workload.resolved.scenario) for workload in workloads]
     shared: list[dict[str, Costs]] = [{} for _ in chunk]
     for workload, key in zip(workloads, keys, strict=True):
@@ -69,12 +75,11 @@ def _time_chunk(workloads: Sequence[Workload], clocks: Sequence[Clock], chunk: S
             prepared = dataclasses.replace(decided.prepared, costs=own)
             clocks[index].time(prepared, decided.log, decided.sums, decided.rows)
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        list(pool.map(time_all, range(len(clocks))))
+    return [pool.submit(time_all, index) for index in range(len(clocks))]
 
 
 def replay_shared(
-    workloads: Sequence[Workload], *, detail: bool = False, progress: Callable[[int, int], None] | None = None
+    workloads: Sequence[Workload], *, detail: bool = False, progress: Progress | None = None
 ) -> list[RunResult]:
     """Replay workloads that decide alike: one decision pass, then one timing pass for each.
 
@@ -97,14 +102,24 @@ def replay_shared(
         return [replay(first, detail=detail, progress=progress)]
     decider = Decider(first, detail=detail)
     clocks = [Clock(workload, detail=detail) for workload in workloads]
-    n_done = 0
-    for chunk in _chunks(first.blocks(), CHUNK):
-        _time_chunk(workloads, clocks, [decider.decide(prepared) for prepared in chunk])
-        n_done += sum(prepared.n_ended for prepared in chunk) * len(workloads)
-        if progress is not None:
-            progress(n_done, len(first.numbers) * len(workloads))
+    n_all = len(first.numbers) * len(workloads)
+    timing: list[Future[None]] = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for chunk in _chunks(first.blocks(), CHUNK):
+            decided = [decider.decide(prepared) for prepared in chunk]
+            # A clock takes one chunk after the other, while the next one is being decided.
+            _wait(timing, clocks, n_all, progress)
+            timing = _time_chunk(pool, workloads, clocks, decided)
+        _wait(timing, clocks, n_all, progress)
         return list(pool.map(Clock.result, clocks))
+
+
+def _wait(timing: "Iterable[Future[None]]", clocks: Sequence[Clock], n_all: int, progress: Progress | None) -> None:
+    """Wait until a chunk is timed, and tell how far it is."""
+    for future in timing:
+        future.result()
+    if progress is not None and timing:
+        progress(sum(clock.n_done for clock in clocks), n_all)
 
 
 def _chunks(blocks: Iterable[PreparedBlock], size: int) -> Iterator[list[PreparedBlock]]:

@@ -46,10 +46,12 @@ def quality_of(prepared: PreparedBlock, log: DecisionLog) -> Quality:
     """
     passes, n_members = prepared.passes, len(prepared.members)
     entries = np.flatnonzero(log.outcome == Outcome.SUBSTITUTED)
+    if not len(entries) and not passes.weights.size:
+        return Quality(False, np.zeros(n_members), np.zeros(n_members), 0.0)
     given_up = float(log.score_gap[entries].astype(np.float64).sum())
     if not passes.weights.size:
         unknown = np.full(n_members, np.nan)
-        return Quality(bool(len(entries)), unknown, unknown, given_up)
+        return Quality(True, unknown, unknown, given_up)
     counts = _counts(prepared)
     weight = passes.weights[counts].astype(np.float64).sum(axis=(1, 2))
     total = np.bincount(prepared.owner[counts], weight, minlength=n_members).astype(np.float64)
