@@ -31,10 +31,12 @@ class Bound:
 def bounds_of(scenarios: Sequence[Scenario]) -> tuple[Bound, ...]:
     """Give one clairvoyant run per set of scenarios that differ only in their policies.
 
-    Eviction becomes ``belady_bypass``: without prefetch nothing misses less often. Scenarios that prefetch get a run of
-    their own, whose predictor is the ``oracle`` and whose depth is the largest among them; it bounds nothing, since
-    another policy's copies may come at a better time, and is not called a bound. Scenarios without a slot get none:
-    nothing is kept, so there is nothing to choose.
+    Eviction becomes ``belady_bypass``: without prefetch hardly anything misses less often. It keeps what is needed
+    soonest, which is best for one expert at a time; an event demands several at once, and those that are resident are
+    pinned, so where a step's experts hardly fit the slots another choice can save a few misses more. Scenarios that
+    prefetch get a run of their own, whose predictor is the ``oracle`` and whose depth is the largest among them; it
+    bounds nothing, since another policy's copies may come at a better time, and is not called a bound. Scenarios
+    without a slot get none: nothing is kept, so there is nothing to choose.
 
     Parameters
     ----------

@@ -190,8 +190,9 @@ def notes(entries: Sequence[Entry]) -> list[str]:
         lines.append("Compute-only floor: the same steps if no copy were ever waited for")
     if any(item.role == "bound" for item in entries):
         lines.append(
-            "Clairvoyant: reads the future of the trace, so no server can run it; without prefetch none misses less, "
-            "with prefetch it is no bound"
+            "Clairvoyant: reads the future of the trace, so no server can run it; without prefetch nearly the fewest "
+            "misses (another policy can have a few less where a step's experts hardly fit the slots), with prefetch no "
+            "bound"
         )
     by_text: dict[str, list[tuple[str, str]]] = {}
     for name, text in _run_notes(entries):

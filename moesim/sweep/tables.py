@@ -93,7 +93,7 @@ def sweep_table(sweep: Sweep, outcomes: Mapping[str, Outcome], bounds: Sequence[
 
 
 def bounds_table(bounds: Sequence[Bound], outcomes: Mapping[str, Outcome]) -> pa.Table:
-    """Give one row per clairvoyant run, which no server can make; without prefetch none misses less often.
+    """Give one row per clairvoyant run, which no server can make.
 
     Returns
     -------
