@@ -121,7 +121,11 @@ def _layer_events(rows: pd.DataFrame, needed: _Needed, experts: ExpertsOrder) ->
             continue
         stalls = tuple(int(getattr(row, f"stall_{kind}_ns")) for kind in STALL_KINDS)
         times = LayerTimes(row.start_ns, row.decision_ns, row.end_ns, (stalls[0], stalls[1], stalls[2], stalls[3]))
-        waits, exact = place_waits(times, needed.find(row), experts)
+        copies = needed.find(row)
+        waits, exact = place_waits(times, copies, experts)
+        moments = "exact" if exact else "unknown: shown as one block"
+        if exact and waits and len(copies) > 1 and experts == "overlapped" and row.n_selections > row.n_lookups:
+            moments = "as if all experts of the step took the same time"
         args = {
             **where,
             "lookups": row.n_lookups,
@@ -129,7 +133,7 @@ def _layer_events(rows: pd.DataFrame, needed: _Needed, experts: ExpertsOrder) ->
             "late": row.n_late,
             "misses": row.n_misses,
             "stalled_ns": times.stalled_ns,
-            "stall_moments": "exact" if exact else "unknown: shown as one block",
+            "stall_moments": moments,
         }
         yield _slice(f"L{row.layer} experts", row.decision_ns, row.end_ns, _COMPUTE, args)
         for wait in waits:

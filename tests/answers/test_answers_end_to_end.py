@@ -104,6 +104,8 @@ def test_timeline_of_a_batch_shows_the_batch(
         events = json.loads((out / "timeline.json").read_text())["traceEvents"]
         steps = [event["args"] for event in events if event["name"].startswith("decode step")]
         assert max(step["n_tokens"] for step in steps) == n_tokens
+        moments = {event["args"]["stall_moments"] for event in events if event["name"].endswith("experts")}
+        assert ("as if all experts of the step took the same time" in moments) == (n_tokens > 1)
 
 
 def test_replaying_twice_writes_the_same_bytes(scenario_path: Path, answers: Path, tmp_path: Path) -> None:
