@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,36 +74,72 @@ def validate(
         model=model, prompts=prompts, out=out, new_tokens=new_tokens, prompt_tokens=prompt_tokens,
         ignore_eos=ignore_eos, seed=seed, limit=limit, device="cpu",
     )  # fmt: skip
-    chosen = dict(map(parse_override, settings or ()))
-    scenarios = load_configurations(scenario, chosen)
+    call = _Call(
+        path=scenario, settings=tuple(settings or ()), record=record, device=device, device_file=device_file,
+        is_quick=quick, is_paced=paced, link=link, largest_lag_ns=round(largest_lag_ms * 1e6), n_repeats=repeats,
+        keeps_traces=keep_traces,
+    )  # fmt: skip
+    report, configurations = _answer(call)
+    emit(report, as_json, view(report, configurations))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What the command line asks for, beside how to answer."""
+
+    path: Path
+    settings: tuple[str, ...]
+    record: RecordSettings
+    device: str
+    device_file: Path | None
+    is_quick: bool
+    is_paced: bool
+    link: Link | None
+    largest_lag_ns: int
+    n_repeats: int
+    keeps_traces: bool
+
+
+def _answer(call: _Call) -> tuple[dict[str, Any], tuple[Configuration, ...]]:
+    """Check everything, calibrate where nothing says what to predict with, run, and write the report."""
+    chosen = dict(map(parse_override, call.settings))
+    scenarios = load_configurations(call.path, chosen)
     for item in scenarios:
         with _naming(item):
             refuse_unsupported(item)
-    with open_device(device) as opened:
+    device_file = call.device_file
+    with open_device(call.device) as opened:
         is_cpu = opened.torch_device.type == "cpu"
         if is_cpu:
             # Results are then the same on every machine, and the link's thread keeps a core.
             torch.set_num_threads(1)
         machine = describe(opened)
-        emulated_or_device = (Link.EMULATED if is_cpu else Link.DEVICE) if link is None else link
-        options = ExecuteOptions(paced=paced, link=emulated_or_device.value, largest_lag_ns=round(largest_lag_ms * 1e6))
-        if device_file is None and not paced:
-            device_file = out / "device.toml"
-            _calibrate(opened, scenarios, device_file, is_quick=quick)
+        link = (Link.EMULATED if is_cpu else Link.DEVICE) if call.link is None else call.link
+        options = ExecuteOptions(paced=call.is_paced, link=link.value, largest_lag_ns=call.largest_lag_ns)
+        if device_file is None and not call.is_paced:
+            device_file = call.record.out / "device.toml"
+            _calibrate(opened, scenarios, device_file, is_quick=call.is_quick)
         if device_file is not None:
-            scenarios = load_configurations(scenario, chosen | {"device": str(device_file)})
+            scenarios = load_configurations(call.path, chosen | {"device": str(device_file)})
         for item in scenarios:
             with _naming(item):
-                check_before_loading(record, item, options, opened)
-        configurations = _run(record, scenarios, opened, options, repeats, keep_traces=keep_traces)
-    head: dict[str, Any] = {
-        "scenario": str(scenario), "model": str(model), "prompts": str(prompts), "machine": machine,
-        "paced": paced, "link": options.link, "device_file": str(device_file) if device_file else None,
-        "largest_lag_ns": options.largest_lag_ns if paced else None, "n_repeats": repeats, "new_tokens": new_tokens,
-        "prompt_tokens": prompt_tokens, "limit": limit, "seed": seed, "settings": settings or [],
+                check_before_loading(call.record, item, options, opened)
+        configurations = _run(call, scenarios, opened, options)
+    head = _head(call) | {
+        "machine": machine, "link": options.link, "device_file": str(device_file) if device_file else None
     }  # fmt: skip
-    report = write_report(out, head, configurations)
-    emit(report, as_json, view(report, configurations))
+    return write_report(call.record.out, head, configurations), configurations
+
+
+def _head(call: _Call) -> dict[str, Any]:
+    """Say in a report what was asked for."""
+    record = call.record
+    return {
+        "scenario": str(call.path), "settings": list(call.settings), "model": str(record.model),
+        "prompts": str(record.prompts), "new_tokens": record.new_tokens, "prompt_tokens": record.prompt_tokens,
+        "limit": record.limit, "seed": record.seed, "paced": call.is_paced,
+        "largest_lag_ns": call.largest_lag_ns if call.is_paced else None, "n_repeats": call.n_repeats,
+    }  # fmt: skip
 
 
 @contextmanager
@@ -126,18 +163,12 @@ def _calibrate(opened: Device, scenarios: tuple[Scenario, ...], path: Path, *, i
 
 
 def _run(
-    record: RecordSettings,
-    scenarios: tuple[Scenario, ...],
-    opened: Device,
-    options: ExecuteOptions,
-    n_repeats: int,
-    *,
-    keep_traces: bool,
+    call: _Call, scenarios: tuple[Scenario, ...], opened: Device, options: ExecuteOptions
 ) -> tuple[Configuration, ...]:
     """Load the model once and run all configurations on it."""
-    recorder, requests = prepare(record)
+    recorder, requests = prepare(call.record)
     with ExitStack() as stack:
-        folder = record.out / "traces" if keep_traces else Path(stack.enter_context(TemporaryDirectory()))
+        folder = call.record.out / "traces" if call.keeps_traces else Path(stack.enter_context(TemporaryDirectory()))
         model = stack.enter_context(OffloadedModel(recorder, opened))
         progress = stack.enter_context(progress_bar("validating"))
-        return run_grid(model, requests, scenarios, folder, options, n_repeats=n_repeats, progress=progress)
+        return run_grid(model, requests, scenarios, folder, options, n_repeats=call.n_repeats, progress=progress)

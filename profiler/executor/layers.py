@@ -102,7 +102,7 @@ class LayerRunner:
     Attributes
     ----------
     noticing_ns : int
-        How long waits went on after what they waited for had landed, in all so far.
+        By how much experts of the running layer began later because waits went on after the landing.
     """
 
     def __init__(self, machine: Machine, pacer: Pacer, slots: Slots, *, is_grouped: bool) -> None:
@@ -232,7 +232,8 @@ class LayerRunner:
         begin_ns = self._pacer.stamp_ns
         if job.landed_ns > begin_ns:
             end_ns = self._pacer.end_wait(job.landed_ns)
-            self.noticing_ns += end_ns - job.landed_ns
+            # Where all experts run together, whatever was noticed before the last landing delays nothing.
+            self.noticing_ns = (0 if self._is_grouped else self.noticing_ns) + end_ns - job.landed_ns
             book(cells, job, cause, begin_ns, end_ns)
 
     def wait_for(self, job: Job, cause: Column, cells: Cells) -> None:

@@ -248,7 +248,8 @@ class Session:
 
     def _run_layer(self, state: PassState, layer: int, shares: Shares) -> None:
         """Carry a decided layer out and stamp its stages."""
-        stamps, request, before_ns = self._running.stamps[-1], self._running, self._runner.noticing_ns
+        stamps, request = self._running.stamps[-1], self._running
+        self._runner.noticing_ns = 0
         stamps[layer, Stamp.DECISION] = self._pacer.end_stage(int(state.costs.router_ns[0, layer]))
         if state.is_event(layer):
             stamps[layer, Stamp.EXPERTS], late = self._runner.run_event(state, layer, shares)
@@ -259,7 +260,7 @@ class Session:
                 state, layer, shares, staged, lambda: self._stage_next(staged[1])
             )
         stamps[layer, Stamp.END] = self._pacer.stamp_ns
-        request.noticing_ns[-1][layer] = self._runner.noticing_ns - before_ns
+        request.noticing_ns[-1][layer] = self._runner.noticing_ns
         if layer + 1 < self._routers.n_layers:
             stamps[layer + 1, Stamp.START] = self._pacer.stamp_ns
         else:
