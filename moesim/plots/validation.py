@@ -136,7 +136,8 @@ def _draw_terms(axes: Axes, runs: Sequence[ComparedRun]) -> None:
     axes.set_ylim(len(runs) - 0.4, -0.6)
     axes.set_xlabel("error of TPOT by term (% of measured TPOT)")
     axes.grid(axis="x")
-    axes.legend(ncols=len(names) + 1, loc="lower left", bbox_to_anchor=(-0.02, 1.0), handlelength=1, columnspacing=1)
+    # To the left over the names, as the other panel has a title of its own.
+    axes.legend(ncols=len(names) + 1, loc="lower right", bbox_to_anchor=(1.02, 1.0), handlelength=1, columnspacing=1)
 
 
 def _draw_agreement(axes: Axes, runs: Sequence[ComparedRun]) -> None:
@@ -150,7 +151,8 @@ def _draw_agreement(axes: Axes, runs: Sequence[ComparedRun]) -> None:
             ms=3.5,
         )
     axes.tick_params(labelleft=False)
-    axes.set_xlim(min(90.0, *(100 * run.timing_frac - 2 for run in runs)), 100.5)
+    low = min(90.0, *(100 * run.timing_frac - 3 for run in runs))
+    axes.set_xlim(low, 100 + 0.06 * (100 - low))
     axes.set_xlabel("same hits, late\nand misses (% of\nlayer steps)")
     n_exact = sum(run.is_exact for run in runs)
     axes.set_title(f"decisions equal:\n{n_exact} of {len(runs)}", loc="left", fontsize=8)
