@@ -130,4 +130,4 @@ def simulate(
             f"{'nothing known' if waits is None else f'copy {waits.number} of layer {waits.layer}'}"
         ) from None
     copies = machine.copies() if detail else None
-    return ledger.build(resolved.scenario.name, resolved.scenario.content_hash, resolved.info(), copies)
+    return ledger.build(resolved.scenario.name, resolved.scenario.content_hash, workload.info(ledger.begun), copies)

@@ -144,6 +144,6 @@ class Clock:
         if self._detail:
             copies = np.concatenate([*self._copies, self.link.table[: int(self.link.cursor[N_ROWS])]])
             copies = copies[np.argsort(copies[:, 0], kind="stable")]
-        resolved = self._workload.resolved
-        scenario = resolved.scenario
-        return self._ledger.build(scenario.name, scenario.content_hash, resolved.info(), copies)
+        scenario = self._workload.resolved.scenario
+        info = self._workload.info(self._ledger.begun)
+        return self._ledger.build(scenario.name, scenario.content_hash, info, copies)

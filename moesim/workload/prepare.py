@@ -4,7 +4,7 @@ What belongs here: lookup events, durations and future of one block. What does n
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -78,6 +78,22 @@ class Workload:
     def _stream(self, columns: tuple[str, ...]) -> Iterator[RequestTrace]:
         """Decode the chosen requests from the file, one after the other."""
         return self.resolved.reader.requests(columns, self.numbers)
+
+    def info(self, begun: Collection[int]) -> dict[str, Any]:
+        """Say what the run was made of, as `Resolved.info`, and which chosen requests had nothing to replay.
+
+        Parameters
+        ----------
+        begun : collection of int
+            Requests of which anything has run.
+        """
+        info = self.resolved.info()
+        idle = [number for number in self.numbers if number not in begun]
+        if idle:
+            shown = ", ".join(map(str, idle[:10])) + (f" and {len(idle) - 10} more" if len(idle) > 10 else "")
+            mode = self.resolved.scenario.prefill.mode
+            info["notes"].append(f"left out, nothing to replay under prefill.mode = {mode!r}: request {shown}")
+        return info
 
     def new_slots(self, capacity: npt.NDArray[np.int64] | None = None) -> Slots:
         """Make the run's slots, filled as the warm start says.

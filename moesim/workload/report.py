@@ -174,6 +174,11 @@ class Ledger:
             self._free_since_ns.append(end_ns)
             self.n_done += 1
 
+    @property
+    def begun(self) -> tuple[int, ...]:
+        """Requests of which anything has run."""
+        return tuple(self._totals)
+
     def build(
         self, name: str, scenario_hash: str, info: dict[str, Any], copies: npt.NDArray[np.int64] | None
     ) -> RunResult:

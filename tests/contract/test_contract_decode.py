@@ -180,6 +180,20 @@ def test_lockstep_schedule(backend: str) -> None:
     ]
 
 
+@on_every_backend
+def test_requests_without_a_pass_are_named(backend: str) -> None:
+    """A request of which the settings leave nothing is missing from the result, and a note says which."""
+    alone, both = [prefill(0, [[0]])], [prefill(0, [[0]]), decode(1, [[0]])]
+    requests = [OracleRequest(number, 1, passes) for number, passes in enumerate([both, alone, both])]
+    shape = {"n_experts": [4], "top_k": [1], "slots": [4]}
+    skipped = run_case(with_requests(case([], prefill="skip", **shape), *requests), backend)
+    assert skipped.requests["request"].tolist() == [0, 2]
+    assert "left out, nothing to replay under prefill.mode = 'skip': request 1" in skipped.info["notes"]
+    whole = run_case(with_requests(case([], prefill="selective", **shape), *requests), backend)
+    assert whole.requests["request"].tolist() == [0, 1, 2]
+    assert not any("left out" in note for note in whole.info["notes"])
+
+
 def test_batch_reads_every_context() -> None:
     """A step of two sequences reads the weights once and both key-value caches; its time is that of their sum."""
     inp = case([], n_experts=[4], top_k=[1], slots=[4], batch=2)
