@@ -90,6 +90,14 @@ def test_layout_in_the_readme_is_complete() -> None:
     assert sorted(inner) == sorted(folders)
 
 
+def test_readme_shows_what_the_validation_wrote() -> None:
+    """The summaries of executed runs in the README are those of the committed reports, word for word."""
+    shown = [block for block in _blocks(README, "text") if "TPOT error" in block]
+    for block, kind in zip(shown, ("paced", "unpaced"), strict=True):
+        page = (ROOT / "experiments/validation/cpu" / kind / "validation.md").read_text(encoding="utf-8")
+        assert " ".join(block.split()) in " ".join(page.split())
+
+
 def _experiment_files() -> list[Path]:
     """Give every scenario file and sweep file of the experiments that needs nothing made first."""
     # Those of moe_core stand beside the trace that its script makes: see tests/experiments.

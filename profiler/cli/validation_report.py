@@ -102,8 +102,9 @@ def _setting_lines(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _summary_lines(overall: Mapping[str, Any]) -> list[str]:
+def _summary_lines(report: Mapping[str, Any]) -> list[str]:
     """Say in words what the table comes to."""
+    overall = report["overall"]
     same = "every decision is the replay's" if overall["is_exact"] else "DECISIONS DIFFER"
     timing = f"hits, late lookups and misses agree in at least {100 * overall['timing_frac']:.1f} % of the layer steps"
     lines = [f"{overall['n_configurations']} configurations: {same}; {timing}."]
@@ -125,10 +126,11 @@ def _summary_lines(overall: Mapping[str, Any]) -> list[str]:
     tau = overall["kendall_tau"]
     ranked = f"Kendall tau {tau:.3f} over {overall['n_pairs']} pairs" if tau is not None else "no pair to rank"
     lines.append(f"Ranking by TPOT: {ranked}; {overall['n_ties']} pairs within the measured spread are left out.")
-    if overall["n_overruns"]:
+    if overall["overrun_ns"]:
+        lag_ms = (report["largest_lag_ns"] or 0) / 1e6
         lines.append(
-            f"The schedule was moved {overall['n_overruns']} times, {overall['overrun_ns'] / 1e6:.1f} ms in all: the "
-            "machine was too slow or busy."
+            f"What ended more than {lag_ms:g} ms late, stages, waits or copies, moved the schedule by "
+            f"{overall['overrun_ns'] / 1e6:.1f} ms in all {overall['n_configurations'] * report['n_repeats']} runs."
         )
     return lines
 
@@ -159,7 +161,7 @@ def _markdown(report: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Write the table as a page of the repository."""
     lines = ["# Executed against simulated", ""]
     lines += [f"* {line}" for line in _setting_lines(report)]
-    lines += ["", *_summary_lines(report["overall"]), ""]
+    lines += ["", *_summary_lines(report), ""]
     lines += [f"| {' | '.join(_HEADINGS)} |", f"|{'---|' * len(_HEADINGS)}"]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
     lines += [
@@ -187,4 +189,4 @@ def view(report: Mapping[str, Any], configurations: Sequence[Configuration]) -> 
     for row in summarise(configurations):
         cells = _cells(row)
         table.add_row(Text(cells[0]), *(Text(cells[_HEADINGS.index(name)]) for _, name in _SHOWN))
-    return Group(table, *(Text(line) for line in (*_summary_lines(report["overall"]), "", *_setting_lines(report))))
+    return Group(table, *(Text(line) for line in (*_summary_lines(report), "", *_setting_lines(report))))
