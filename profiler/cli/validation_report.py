@@ -117,12 +117,12 @@ def _summary_lines(report: Mapping[str, Any]) -> list[str]:
             lines.append(f"{name.upper()} error: {'; '.join(parts)}.")
     by_term = overall["tpot_error_by_term"]
     if by_term:
-        terms = ", ".join(f"{term} {100 * value:.2f} %" for term, value in by_term.items())
+        terms = ", ".join(f"{term} {100 * error['mean']:.2f} %" for term, error in by_term.items())
         lines.append(
             f"By term, mean of the absolute error over measured TPOT: {terms}: {next(iter(by_term))} carries it."
         )
     if overall["copy_error"] is not None:
-        lines.append(f"Time of one copy on the link: {100 * overall['copy_error']:.2f} % off in the mean.")
+        lines.append(f"Time of one copy on the link: {100 * overall['copy_error']['mean']:.2f} % off in the mean.")
     tau = overall["kendall_tau"]
     ranked = f"Kendall tau {tau:.3f} over {overall['n_pairs']} pairs" if tau is not None else "no pair to rank"
     lines.append(f"Ranking by TPOT: {ranked}; {overall['n_ties']} pairs within the measured spread are left out.")
@@ -161,7 +161,7 @@ def _markdown(report: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Write the table as a page of the repository."""
     lines = ["# Executed against simulated", ""]
     lines += [f"* {line}" for line in _setting_lines(report)]
-    lines += ["", *_summary_lines(report), ""]
+    lines += ["", *_summary_lines(report), "", *_term_lines(report["overall"]), ""]
     lines += [f"| {' | '.join(_HEADINGS)} |", f"|{'---|' * len(_HEADINGS)}"]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
     lines += [
@@ -170,6 +170,17 @@ def _markdown(report: Mapping[str, Any], rows: Sequence[Row]) -> str:
         "its error. Structure: what is left when the run's own stage times are fed back. Drift: the rest.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _term_lines(overall: Mapping[str, Any]) -> list[str]:
+    """Write the error of each term over all configurations as a table."""
+    errors = dict(overall["tpot_error_by_term"])
+    if overall["copy_error"] is not None:
+        errors["copy, over its own time"] = overall["copy_error"]
+    lines = ["| term, absolute error | mean % | p50 % | max % |", "|---|---|---|---|"]
+    for term, error in errors.items():
+        lines.append(f"| {term} | {' | '.join(f'{100 * error[part]:.2f}' for part in ('mean', 'p50', 'max'))} |")
+    return lines
 
 
 def view(report: Mapping[str, Any], configurations: Sequence[Configuration]) -> Group:

@@ -192,26 +192,26 @@ def overall(rows: Sequence[Row], latency: str) -> dict[str, dict[str, float]]:
     errors = [error for row in rows if (error := getattr(row, latency)) is not None]
     if not errors:
         return {}
-    found = {}
-    for part in ("total", "structure", "drift"):
-        values = [abs(getattr(error, part)) for error in errors]
-        found[part] = {"mean": statistics.fmean(values), "p50": statistics.median(values), "max": max(values)}
-    return found
+    return {part: _spread([getattr(error, part) for error in errors]) for part in ("total", "structure", "drift")}
 
 
-def term_errors(rows: Sequence[Row]) -> dict[str, float]:
-    """Give the mean absolute error of each term over all configurations, the largest first."""
-    found = {
-        term: statistics.fmean(abs(row.terms[term]) for row in rows if row.terms)
-        for term in TERMS
-        if any(row.terms for row in rows)
-    }
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+def _spread(errors: Sequence[float]) -> dict[str, float]:
+    """Give mean, median and largest absolute value."""
+    values = [abs(error) for error in errors]
+    return {"mean": statistics.fmean(values), "p50": statistics.median(values), "max": max(values)}
+
+
+def term_errors(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Give mean, median and largest absolute error of each term over all configurations, the largest mean first."""
+    own = [row.terms for row in rows if row.terms]
+    found = {term: _spread([terms[term] for terms in own]) for term in (TERMS if own else ())}
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]["mean"]))
 
 
 def report_values(rows: Sequence[Row]) -> dict[str, Any]:
     """Give the whole comparison as plain values: shares, not percent; times in ns."""
     ranking = rank(rows)
+    copies = [row.copy for row in rows if row.copy is not None]
     return {
         "n_configurations": len(rows),
         "is_exact": all(row.is_exact for row in rows),
@@ -219,9 +219,7 @@ def report_values(rows: Sequence[Row]) -> dict[str, Any]:
         "tpot_error": overall(rows, "tpot"),
         "ttft_error": overall(rows, "ttft"),
         "tpot_error_by_term": term_errors(rows),
-        "copy_error": statistics.fmean(abs(row.copy) for row in rows if row.copy is not None)
-        if any(row.copy is not None for row in rows)
-        else None,
+        "copy_error": _spread(copies) if copies else None,
         "kendall_tau": ranking.tau,
         "n_pairs": ranking.n_pairs,
         "n_ties": ranking.n_ties,

@@ -180,8 +180,8 @@ def test_errors_are_shares_of_what_was_measured() -> None:
     assert overall(rows, "ttft") == {}
     by_term = term_errors(rows)
     assert next(iter(by_term)) == "stall"
-    assert by_term["stall"] == pytest.approx(0.1)
-    assert report_values(rows)["copy_error"] == pytest.approx(0.2)
+    assert by_term["stall"] == pytest.approx({"mean": 0.1, "p50": 0.1, "max": 0.1})
+    assert report_values(rows)["copy_error"] == pytest.approx({"mean": 0.2, "p50": 0.2, "max": 0.2})
 
 
 def test_ranking_leaves_out_what_the_clock_cannot_tell_apart() -> None:
