@@ -1,5 +1,6 @@
 """`moesim trace`: look at traces, check them, make synthetic ones, import foreign ones."""
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,7 +84,8 @@ def _info(reader: TraceReader, requests: list[RequestTrace], as_json: bool) -> t
         table.add_column(heading, justify="right")
     columns = (shape.layer_index, answer["layers"]["gini"], overlap[:, 0], overlap[:, 1])
     for layer, (index, popularity, near, far) in enumerate(zip(*columns, strict=True)):
-        table.add_row(str(layer), str(index), f"{popularity:.2f}", f"{near:.2f}", f"{far:.2f}")
+        cells = ("-" if math.isnan(value) else f"{value:.2f}" for value in (popularity, near, far))
+        table.add_row(str(layer), str(index), *cells)
     return answer, as_json, Group(key_values(flat), table)
 
 
