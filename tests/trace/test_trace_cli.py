@@ -43,7 +43,7 @@ def test_info(tmp_path: Path) -> None:
     text = run("info", path)
     assert "toy" in text
     assert "overlap at lag 1" in text
-    assert "nan" not in text
+    assert " nan " not in text
 
 
 def test_validate(tmp_path: Path) -> None:
