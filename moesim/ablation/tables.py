@@ -182,7 +182,8 @@ def _read(path: Path) -> pd.DataFrame:
         raise TraceFormatError(f"{path}: cannot be read ({reason}); {again}") from None
     if head.get("version") != TABLE_VERSION:
         raise TraceFormatError(f"{path}: version {head.get('version')} is not {TABLE_VERSION}; {again}")
-    return table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
 
 
 def _common_settings(path: Path) -> dict[str, Any]:
