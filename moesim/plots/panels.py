@@ -81,7 +81,8 @@ def wrapped_parts(title: str, width: int) -> str:
     """
     lines: list[str] = []
     for part in title.split(", "):
-        if lines and len(lines[-1]) + len(part) + 2 <= width:
+        # A comma between two parts and another at the end of the line.
+        if lines and len(lines[-1]) + len(part) + 3 <= width:
             lines[-1] += f", {part}"
         else:
             lines.append(part)
