@@ -5,7 +5,7 @@ chain and router are called as they were called in an earlier pass, on this laye
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -71,22 +71,58 @@ class Templates:
         return Call(args, {name: like if value is hidden else value for name, value in call.kwargs.items()})
 
 
+Hook = tuple[nn.Module, str, Callable[..., Any], bool]
+"""Module, name of its table of hooks, hook, and whether it is given the keyword arguments."""
+
+BEFORE, AFTER = "_forward_pre_hooks", "_forward_hooks"
+
+
+@contextmanager
+def hooked(hooks: Sequence[Hook]) -> Iterator[None]:
+    """Keep hooks in place for a block.
+
+    They are looked for by what they are and not by the handles that torch returns, which an interrupt may lose: so all
+    are gone afterwards, whenever it came.
+    """
+    try:
+        for module, table, hook, with_kwargs in hooks:
+            register = module.register_forward_pre_hook if table == BEFORE else module.register_forward_hook
+            register(hook, with_kwargs=with_kwargs)
+        yield
+    finally:
+        try:
+            _unhook(hooks)
+        except BaseException:
+            _unhook(hooks)
+            raise
+
+
+def _unhook(hooks: Sequence[Hook]) -> None:
+    """Take hooks away, those that are not there too."""
+    for module, table, hook, _ in hooks:
+        own = getattr(module, table)
+        for key in [key for key, value in list(own.items()) if value is hook]:
+            own.pop(key, None)
+            getattr(module, f"{table}_with_kwargs").pop(key, None)
+
+
 @contextmanager
 def capturing(routers: RouterMap) -> Iterator[dict[int, tuple[Call, ...]]]:
     """Note, while a forward pass runs in the block, how the modules of predicted layers are called."""
     noted: dict[int, dict[int, Call]] = {}
     calls: dict[int, tuple[Call, ...]] = {}
-    with ExitStack() as stack:
-        for layer, (site, chain) in enumerate(zip(routers.sites, routers.chains, strict=True)):
-            if chain is None or not routers.is_predicted(layer):
-                continue
-            for place, module in enumerate([*(stage.module for stage in chain.stages), site.router]):
-                notes = noted.setdefault(layer, {})
+    hooks: list[Hook] = []
+    for layer, (site, chain) in enumerate(zip(routers.sites, routers.chains, strict=True)):
+        if chain is None or not routers.is_predicted(layer):
+            continue
+        for place, module in enumerate([*(stage.module for stage in chain.stages), site.router]):
+            notes = noted.setdefault(layer, {})
 
-                def hook(_module: nn.Module, args: Any, kwargs: Any, notes: Any = notes, place: int = place) -> None:
-                    notes[place] = Call(args, kwargs)
+            def hook(_module: nn.Module, args: Any, kwargs: Any, notes: Any = notes, place: int = place) -> None:
+                notes[place] = Call(args, kwargs)
 
-                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            hooks.append((module, BEFORE, hook, True))
+    with hooked(hooks):
         yield calls
     calls.update({layer: tuple(notes[place] for place in sorted(notes)) for layer, notes in noted.items()})
 
@@ -131,16 +167,14 @@ class Watcher:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Watch every forward pass of the block; all hooks are gone afterwards, also after an error."""
-        with ExitStack() as stack:
-            handles: list[Any] = [self.model.register_forward_pre_hook(self._begin, with_kwargs=True)]
-            stack.callback(lambda: [handle.remove() for handle in handles])
-            for layer, (site, chain) in enumerate(zip(self.routers.sites, self.routers.chains, strict=True)):
-                if chain is not None and self._predicts(layer + 1):
-                    entry = chain.entry(site.router)
-                    handles.append(entry.register_forward_pre_hook(self._residual_hook(layer), with_kwargs=True))
-                handles.append(site.router.register_forward_pre_hook(self._reach_hook(layer)))
-                handles.append(site.router.register_forward_hook(self._router_hook(layer)))
-            handles.append(self.model.register_forward_hook(self._end))
+        hooks: list[Hook] = [(self.model, BEFORE, self._begin, True)]
+        for layer, (site, chain) in enumerate(zip(self.routers.sites, self.routers.chains, strict=True)):
+            if chain is not None and self._predicts(layer + 1):
+                hooks.append((chain.entry(site.router), BEFORE, self._residual_hook(layer), True))
+            hooks.append((site.router, BEFORE, self._reach_hook(layer), False))
+            hooks.append((site.router, AFTER, self._router_hook(layer), False))
+        hooks.append((self.model, AFTER, self._end, False))
+        with hooked(hooks):
             yield
         self._residuals.clear()
 

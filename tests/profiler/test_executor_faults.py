@@ -17,7 +17,7 @@ import profiler.executor.run as executor_run
 from moesim.errors import ConfigError, MoesimError, UnsupportedScenarioError
 from moesim.trace import TraceReader
 from profiler.accel import CpuDevice
-from profiler.executor import copier, experts
+from profiler.executor import copier, experts, watch
 from profiler.executor.model import OffloadedModel
 from profiler.executor.options import ExecuteOptions
 from profiler.executor.run import execute, run_scenario
@@ -242,3 +242,21 @@ def test_decided_without_a_model_nothing_runs(tmp_path: Path) -> None:
     """A filter that no prompt passes is refused like in a replay."""
     with pytest.raises(ConfigError, match=r"requests\.ids"):
         run_on(recorder_of("olmoe"), scenario_of(requests={"ids": [9]}), tmp_path)
+
+
+def test_hooks_go_although_their_removal_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while hooks are taken away is raised when all are gone."""
+    model, unhook = torch.nn.Linear(2, 2), watch._unhook
+    calls = iter([1])
+
+    def interrupted(hooks: Any) -> None:
+        if next(calls, None) is not None:
+            unhook(hooks[:1])
+            raise KeyboardInterrupt
+        unhook(hooks)
+
+    monkeypatch.setattr(watch, "_unhook", interrupted)
+    hooks = [(model, watch.BEFORE, lambda *_: None, False) for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt), watch.hooked(hooks):
+        assert n_hooks(model) == 3
+    assert n_hooks(model) == 0
