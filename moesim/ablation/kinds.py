@@ -262,18 +262,19 @@ def pareto_panels(tables: SweepTables) -> list[ParetoPanel]:
 
 def _pareto_points(tables: SweepTables, panel: pd.DataFrame, column: str) -> tuple[ParetoPoint, ...]:
     """Give every configuration; of those that agree in both numbers only the first is named, for all."""
-    found: dict[tuple[int, float, bool], list[str]] = {}
+    found: dict[tuple[int, float, bool, bool], list[str]] = {}
     for name, row in zip(names_of(tables, panel), rows_of(panel), strict=True):
-        place = (int(row[column]), float(row["tpot_mean_ns"]), reads_future(row))
+        place = (int(row[column]), float(row["tpot_mean_ns"]), reads_future(row), bool(row["decode_n_substituted"]))
         found.setdefault(place, []).append(name)
-    real = [(n_bytes, tpot_ns) for n_bytes, tpot_ns, is_clairvoyant in found if not is_clairvoyant]
+    exact = [(n_bytes, tpot_ns) for n_bytes, tpot_ns, *is_other in found if not any(is_other)]
     points = []
-    for (n_bytes, tpot_ns, is_clairvoyant), names in found.items():
+    for (n_bytes, tpot_ns, is_clairvoyant, substitutes), names in found.items():
         is_beaten = any(
-            size <= n_bytes and time_ns <= tpot_ns and (size, time_ns) != (n_bytes, tpot_ns) for size, time_ns in real
+            size <= n_bytes and time_ns <= tpot_ns and (size, time_ns) != (n_bytes, tpot_ns) for size, time_ns in exact
         )
         name = names[0] + (f" and {len(names) - 1} alike" if len(names) > 1 else "")
-        points.append(ParetoPoint(name, n_bytes, tpot_ns, is_clairvoyant, not (is_clairvoyant or is_beaten)))
+        on_frontier = not (is_clairvoyant or substitutes or is_beaten)
+        points.append(ParetoPoint(name, n_bytes, tpot_ns, is_clairvoyant, substitutes, on_frontier))
     return tuple(points)
 
 

@@ -126,12 +126,29 @@ class BreakdownPanel:
 
 @dataclass(frozen=True, slots=True)
 class ParetoPoint:
-    """One configuration; ``on_frontier``: none that can be run is both smaller and faster."""
+    """One configuration.
+
+    Attributes
+    ----------
+    name : str
+        Its settings.
+    n_bytes : int
+        Device bytes.
+    tpot_ns : float
+        Mean TPOT.
+    reads_future : bool
+        It knows what no server can know.
+    substitutes : bool
+        Stand-ins serve some of its misses, so that its outputs are others: time and bytes do not tell its price.
+    on_frontier : bool
+        It can be run, gives the model's own outputs, and no other such is both smaller and faster.
+    """
 
     name: str
     n_bytes: int
     tpot_ns: float
     reads_future: bool
+    substitutes: bool
     on_frontier: bool
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from moesim.ablation.panels import ParetoPanel, ParetoPoint
 from moesim.plots.panels import panel_grid, write_titles
-from moesim.plots.style import BLACK, BLUE, DARK_GREY, GREY, LINE_STYLES, style, write_note
+from moesim.plots.style import BLACK, BLUE, DARK_GREY, GREY, LINE_STYLES, ORANGE, style, write_note
 from moesim.units import ns_to_ms
 
 _GB, _MB = (1e9, "GB, 1e9 bytes"), (1e6, "MB, 1e6 bytes")
@@ -49,10 +49,12 @@ def draw_pareto(panels: Sequence[ParetoPanel], note: str) -> Figure:
 def _draw_points(axes: Axes, panel: ParetoPanel, factor: float) -> None:
     """Draw points, frontier, bound and floor of one panel, with so many bytes to a unit."""
     frontier = sorted((point for point in panel.points if point.on_frontier), key=lambda point: point.n_bytes)
-    beaten = [point for point in panel.points if not point.on_frontier and not point.reads_future]
     future = [point for point in panel.points if point.reads_future]
+    others = [point for point in panel.points if point.substitutes and not point.reads_future]
+    beaten = [point for point in panel.points if not (point.on_frontier or point.reads_future or point.substitutes)]
     groups: tuple[tuple[list[ParetoPoint], dict[str, Any]], ...] = (
         (beaten, {"color": GREY, "s": 12, "label": "beaten by another"}),
+        (others, {"facecolors": "none", "edgecolors": ORANGE, "marker": "^", "s": 14, "label": "substitutes experts"}),
         (future, {"facecolors": "none", "edgecolors": DARK_GREY, "s": 14, "label": "reads the future"}),
     )
     for points, marks in groups:

@@ -192,6 +192,15 @@ def test_pareto_prefers_the_smaller_of_equally_fast(policies: SweepTables) -> No
         assert {point.n_bytes for point in panel.points if point.on_frontier} == {6_000_000}
 
 
+def test_pareto_keeps_substitution_off_the_frontier(results: dict[str, SweepResult]) -> None:
+    """A configuration whose outputs are others beats none that gives the model's own, however fast it is."""
+    text = "[grid]\ncache.slots = [2, 4]\nsubstitution.alpha = [inf]\n[[points]]\ncache.slots = 4\n"
+    (panel,) = pareto_panels(_sweep(results, "substituted", text))
+    fastest = min(panel.points, key=lambda point: point.tpot_ns)
+    assert fastest.substitutes
+    assert [point.substitutes for point in panel.points if point.on_frontier] == [False]
+
+
 def test_pareto_names_equal_points_once(results: dict[str, SweepResult]) -> None:
     """Points that agree in bytes and time are one mark, named by the first and the number of the others."""
     text = "[grid]\ncache.slots = [2, 4]\neviction.window = [8, 64]\n"
