@@ -9,7 +9,7 @@ from moesim.policies.log import DecisionLog
 from moesim.policies.rules import Scratch, empty_scratch
 from moesim.replay.link import N_ROWS, idle_link, make_room
 from moesim.replay.loop import DECIDE, TIME, replay_request
-from moesim.replay.timing import empty_waits
+from moesim.replay.waiting import empty_waits
 from moesim.results import N_COLUMNS, RowSums, RunResult
 from moesim.workload import Ledger, PreparedBlock, Workload
 

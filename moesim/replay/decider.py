@@ -9,7 +9,7 @@ from moesim.policies.log import DecisionLog, log_for
 from moesim.policies.rules import empty_scratch
 from moesim.replay.clock import Clock
 from moesim.replay.loop import DECIDE, replay_request
-from moesim.replay.timing import empty_waits
+from moesim.replay.waiting import empty_waits
 from moesim.results import N_COLUMNS, N_TIMED, RowSums
 from moesim.workload import PreparedBlock, Workload
 

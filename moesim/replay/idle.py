@@ -13,7 +13,8 @@ from moesim.policies.log import RESIDENT, SUBSTITUTED, DecisionLog
 from moesim.policies.registry import Predictor
 from moesim.policies.rules import Costs, Rules
 from moesim.replay.link import BUSY_NS, BUSY_UNTIL, COPIED_BYTES, N_STARTED, N_WAITING, LinkState
-from moesim.replay.timing import COMPUTE_NS, N_HITS, STALL_DEMAND_NS, STALL_LAUNCH_NS, STALL_QUEUE_NS, Waits
+from moesim.replay.timing import COMPUTE_NS, N_HITS
+from moesim.replay.waiting import MISS, Waits, book_wait
 
 NONE = int(Predictor.NONE)
 
@@ -92,9 +93,7 @@ def run_idle_event(
         launched = started + launch_ns
         landed = launched + costs.transfer_ns[layer]
         if landed > now_ns:
-            cells[STALL_QUEUE_NS] += max(0, started - now_ns)
-            cells[STALL_LAUNCH_NS] += max(0, launched - max(started, now_ns))
-            cells[STALL_DEMAND_NS] += landed - max(launched, now_ns)
+            book_wait(started, launched, landed, MISS, now_ns, cells)
             now_ns = landed
         if not rules.is_grouped:
             now_ns += costs.expert_ns[layer, lookups.n_tokens[waits.missing[position]]] + costs.kernel_launch_ns

@@ -18,16 +18,15 @@ from moesim.replay.timing import (
     DECISION_NS,
     END_NS,
     START_NS,
-    Waits,
     apply_evictions,
     cancel_unwanted,
-    drain,
     request_demand,
     request_prefetches,
     request_staging,
     run_experts,
     run_staged_layer,
 )
+from moesim.replay.waiting import Waits, drain
 from moesim.results import N_TIMED
 
 DECIDE = 1

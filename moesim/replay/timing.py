@@ -1,7 +1,5 @@
 """When everything of a pass happens, given what was decided."""
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,13 +10,9 @@ from moesim.policies.log import PLACED, RESIDENT, SUBSTITUTED, DecisionLog
 from moesim.policies.prefetch import experts_compute_ns
 from moesim.policies.rules import Costs, Passes, Rules
 from moesim.replay.link import (
-    BUSY_UNTIL,
     DEMAND,
     LANDED,
-    LAUNCH,
-    N_WAITING,
     PREFETCH,
-    RUNNING,
     STAGING,
     STARTED,
     LinkState,
@@ -28,128 +22,18 @@ from moesim.replay.link import (
     request_copy,
     request_expert,
     serve,
-    start_next,
     submit,
 )
+from moesim.replay.waiting import LATE, MISS, Waits, drain, wait_for
 from moesim.results import Column
 
 START_NS = int(Column.START_NS)
 DECISION_NS = int(Column.DECISION_NS)
 END_NS = int(Column.END_NS)
 COMPUTE_NS = int(Column.COMPUTE_NS)
-STALL_DEMAND_NS = int(Column.STALL_DEMAND_NS)
-STALL_LATE_NS = int(Column.STALL_LATE_NS)
-STALL_QUEUE_NS = int(Column.STALL_QUEUE_NS)
-STALL_LAUNCH_NS = int(Column.STALL_LAUNCH_NS)
 N_HITS = int(Column.N_HITS)
 N_LATE = int(Column.N_LATE)
 N_PREFETCH_WASTED = int(Column.N_PREFETCH_WASTED)
-
-MISS, LATE = 1, 2
-
-
-class Waits(NamedTuple):
-    """Working room of the timing.
-
-    Attributes
-    ----------
-    row, entry, cause : int64[E]
-        Copies that the running event waits for: link row, lookup entry, and `MISS` or `LATE`.
-    n : int64[1]
-        How many there are.
-    late, missing : int64[E + 1]
-        Lookup entries of the running event that are late, and that are missing.
-    staged_row : int64[L]
-        Link row of each staged layer's copy in this pass, -1 if not requested.
-    is_demanded : uint8[E]
-        Marks of the running event.
-    """
-
-    row: npt.NDArray[np.int64]
-    entry: npt.NDArray[np.int64]
-    cause: npt.NDArray[np.int64]
-    n: npt.NDArray[np.int64]
-    late: npt.NDArray[np.int64]
-    missing: npt.NDArray[np.int64]
-    staged_row: npt.NDArray[np.int64]
-    is_demanded: npt.NDArray[np.uint8]
-
-
-def empty_waits(n_layers: int, n_experts: int) -> Waits:
-    """Make working room for L layers of E experts."""
-    return Waits(
-        np.zeros(n_experts, np.int64),
-        np.zeros(n_experts, np.int64),
-        np.zeros(n_experts, np.int64),
-        np.zeros(1, np.int64),
-        np.zeros(n_experts + 1, np.int64),
-        np.zeros(n_experts + 1, np.int64),
-        np.zeros(n_layers, np.int64),
-        np.zeros(n_experts, np.uint8),
-    )
-
-
-@kernel
-def wait_for(link: LinkState, row: int, cause: int, now_ns: int, cells: npt.NDArray[np.int64]) -> int:
-    """Let the compute stream wait for a copy that has started, and book the stall.
-
-    Parameters
-    ----------
-    link : LinkState
-        Link whose table holds the copy.
-    row : int
-        Row of the copy.
-    cause : int
-        `MISS`, `LATE`, or 0 for a copy that nobody waits for but a synchronous link.
-    now_ns : int
-        Time of the compute stream.
-    cells : int64[C]
-        Row of the layer step.
-
-    Returns
-    -------
-    int
-        Time of the compute stream afterwards.
-    """
-    landed = int(link.table[row, LANDED])
-    if landed <= now_ns:
-        return now_ns
-    if cause == 0:
-        cells[STALL_QUEUE_NS] += landed - now_ns
-        return landed
-    started = link.table[row, STARTED]
-    launched = started + link.table[row, LAUNCH]
-    if now_ns < started:
-        cells[STALL_QUEUE_NS] += started - now_ns
-        now_ns = started
-    if now_ns < launched:
-        cells[STALL_LAUNCH_NS] += launched - now_ns
-        now_ns = launched
-    cells[STALL_DEMAND_NS if cause == MISS else STALL_LATE_NS] += landed - now_ns
-    return landed
-
-
-@kernel
-def _cause_of(link: LinkState, waits: Waits, row: int) -> int:
-    """Why a copy is waited for; a staging copy counts as demanded."""
-    for position in range(waits.n[0]):
-        if waits.row[position] == row:
-            return int(waits.cause[position])
-    return MISS if link.table[row, 1] == STAGING else 0
-
-
-@kernel
-def drain(link: LinkState, costs: Costs, waits: Waits, now_ns: int, cells: npt.NDArray[np.int64]) -> int:
-    """Wait until a synchronous link has nothing running or waiting; an asynchronous one is not waited for."""
-    if link.is_asynchronous:
-        return now_ns
-    if link.cursor[BUSY_UNTIL] > now_ns:
-        row = link.cursor[RUNNING]
-        now_ns = wait_for(link, row, _cause_of(link, waits, row), now_ns, cells)
-    while link.cursor[N_WAITING] > 0:
-        row = start_next(link, costs)
-        now_ns = wait_for(link, row, _cause_of(link, waits, row), now_ns, cells)
-    return now_ns
 
 
 @kernel
