@@ -10,6 +10,7 @@ import simpy
 from simpy.events import URGENT
 
 from moesim.errors import InvariantError
+from moesim.policies.discipline import next_place
 from moesim.results import CopyKind
 
 
@@ -150,17 +151,7 @@ class Link:
         for callback in copy.on_landing:
             callback(copy)
         if self._waiting:
-            self._start(self._take_next())
-
-    def _take_next(self) -> Copy:
-        """Choose who is served: the class first, then first come, first served."""
-        position = 0
-        if not self.is_fifo:
-            ahead = (
-                index for index, copy in enumerate(self._waiting) if copy.kind != CopyKind.PREFETCH or copy.is_promoted
-            )
-            position = next(ahead, 0)
-        return self._waiting.pop(position)
+            self._start(self._waiting.pop(next_place(self._waiting, is_fifo=self.is_fifo)))
 
     def promote(self, copy: Copy) -> None:
         """Move a waiting prefetch to the demand class; it keeps its place by request order."""

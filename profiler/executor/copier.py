@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moesim.errors import MoesimError
+from moesim.policies.discipline import next_place
 from moesim.results import CopyKind
 from profiler.accel import CpuDevice, Device
 from profiler.executor.pacing import WAKING_NS, settled, sleep_until
@@ -170,7 +171,7 @@ class Copier:
         # The mode belongs to a thread: without it, writing into tensors made under inference mode raises.
         with torch.inference_mode():
             while self._listen():
-                self._run(self._take_next())
+                self._run(self._waiting.pop(next_place(self._waiting, is_fifo=self.is_fifo)))
         for job in self._waiting:
             job.target = job.source = None
         self._waiting.clear()
@@ -193,16 +194,6 @@ class Copier:
                 job.is_dropped = True
                 job.target = job.source = None
                 self._waiting.remove(job)
-
-    def _take_next(self) -> Job:
-        """Choose who is served: the class first, then first come, first served."""
-        place = 0
-        if not self.is_fifo:
-            ahead = (
-                index for index, job in enumerate(self._waiting) if job.kind != CopyKind.PREFETCH or job.is_promoted
-            )
-            place = next(ahead, 0)
-        return self._waiting.pop(place)
 
     def _run(self, job: Job) -> None:
         """Copy, stretch the copy to what the emulated link takes, and say that it has landed."""
