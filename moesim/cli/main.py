@@ -1,14 +1,14 @@
 """The command line's entry: one app, one way to fail."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from moesim import __version__
 from moesim.cli import allocate, catalog, curve, plan, plot, profile, replay, sweep
 from moesim.cli.ending import run_app
+from moesim.cli.root import new_app
 
 
 class _TraceGroup(TyperGroup):
@@ -31,15 +31,7 @@ class _TraceGroup(TyperGroup):
         return group
 
 
-app = typer.Typer(
-    name="moesim",
-    help="Replay Mixture-of-Experts router traces against offload policies.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Rich would take names in brackets, such as the tables of a scenario, for its own marks and leave them out.
-    rich_markup_mode=None,
-)
+app = new_app("moesim", "Replay Mixture-of-Experts router traces against offload policies.")
 app.command("replay")(replay.replay)
 app.command("sweep")(sweep.sweep)
 app.command("plot")(plot.plot)
@@ -60,22 +52,6 @@ app.add_typer(
     ),
     name="trace",
 )
-
-
-def _print_version(value: bool) -> None:
-    """Answer ``--version`` before anything else."""
-    if value:
-        typer.echo(f"moesim {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Replay Mixture-of-Experts router traces against offload policies."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -2,13 +2,13 @@
 
 import importlib
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from moesim import __version__
 from moesim.cli.ending import run_app
+from moesim.cli.root import new_app
 from moesim.errors import ConfigError
 
 # Loading torch takes seconds, so each command is imported when it is run: name to "module:function".
@@ -60,31 +60,7 @@ def _load(name: str, place: str) -> Any:
         ) from None
 
 
-app = typer.Typer(
-    name="moesim-profiler",
-    cls=_LazyGroup,
-    help="Record and measure Mixture-of-Experts models on a device.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-def _print_version(value: bool) -> None:
-    """Answer ``--version`` before anything else."""
-    if value:
-        typer.echo(f"moesim-profiler {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Record and measure Mixture-of-Experts models on a device."""
+app = new_app("moesim-profiler", "Record and measure Mixture-of-Experts models on a device.", _LazyGroup)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
