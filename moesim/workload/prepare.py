@@ -168,7 +168,7 @@ class Workload:
         for plan in self._plans(columns if orders_tokens(self.resolved) else ()):
             is_event = self._is_event(plan)
             n_ended = sum(member.ends for member in plan.members)
-            lookups = self._lookups(plan, is_event)
+            lookups = self._lookups(plan, is_event, _own(plan.ids), _accepted_rows(plan))
             yield BlockEvents(lookups, is_event, plan.is_decode.astype(np.uint8), plan.n_tokens, n_ended)
 
     def costs_of(self, prepared: PreparedBlock, like: Costs | None = None) -> Costs:
@@ -233,9 +233,14 @@ class Workload:
             )
         return is_event.reshape(-1)
 
-    def _lookups(self, plan: Plan, is_event: npt.NDArray[np.uint8]) -> Lookups:
+    def _lookups(
+        self,
+        plan: Plan,
+        is_event: npt.NDArray[np.uint8],
+        ids: npt.NDArray[np.int16],
+        n_accepted: npt.NDArray[np.int64],
+    ) -> Lookups:
         """Collect the block's lookup events."""
-        ids = _own(plan.ids)
         demand = _NO_FLOATS
         is_mixed = (is_event.reshape(len(plan.step), -1).any(axis=1) & (plan.n_tokens > 1)).any()
         if is_mixed and (scores := plan.column("scores")) is not None:
@@ -243,7 +248,7 @@ class Workload:
             demand = chosen.astype(np.float32)
         elif is_mixed and (weights := plan.column("topk_weights")) is not None:
             demand = _own(weights)
-        return build_lookups(ids, demand, plan.pass_start, self.resolved.n_experts, _accepted_rows(plan))
+        return build_lookups(ids, demand, plan.pass_start, self.resolved.n_experts, n_accepted)
 
     def _passes(self, plan: Plan, is_event: npt.NDArray[np.uint8]) -> Passes:
         """Lay out the tokens for the decisions, with what these read and nothing else."""
@@ -273,7 +278,8 @@ class Workload:
     def _prepare(self, plan: Plan) -> PreparedBlock:
         """Turn a plan into arrays."""
         is_event = self._is_event(plan)
-        passes, lookups = self._passes(plan, is_event), self._lookups(plan, is_event)
+        passes = self._passes(plan, is_event)
+        lookups = self._lookups(plan, is_event, passes.ids, passes.n_accepted)
         staged_tokens = self._staged_tokens(plan, passes)
         most_tokens = max(
             int(lookups.n_tokens.max(initial=0)), int(staged_tokens.max(initial=0)) if staged_tokens.size else 0, 1

@@ -81,7 +81,7 @@ class Ledger:
         self._open: dict[int, _Open] = {}
         # In the order in which requests begin; filled when they end.
         self._totals: dict[int, RequestTotals | None] = {}
-        # Counters of shared blocks without an end wait for the next one that has one, so that sums stay right.
+        # A batch's prompts end no request: their counters wait for the next block that does, so that sums stay right.
         self._unbooked_link = np.zeros(4, np.int64)
         self._unbooked_score = 0.0
 

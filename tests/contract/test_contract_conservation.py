@@ -185,7 +185,11 @@ def test_nothing_pinned_leaves(inp: OracleInput) -> None:
     """No decision of a run takes a slot from an expert that is pinned, and slots are consistent after each."""
     assume(can_run(inp))
     with pytest.MonkeyPatch.context() as patch:
-        checks = [_watch_demand(patch), _watch_prefetch(patch), _watch_hash_prefetch(patch)]
+        checks = [
+            _watch_demand(patch),
+            _watch_ahead(patch, moesim.engine.event, "decide_prefetch"),
+            _watch_ahead(patch, moesim.engine.simulation, "decide_hash_prefetch"),
+        ]
         run_case(inp, "simpy")
     # A run of prompts alone, all of them staged, decides nothing.
     assert sum(map(len, checks)) > 0 or inp.settings.prefill in {"staging", "auto"}
@@ -218,9 +222,9 @@ def _watch_demand(patch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def _watch_prefetch(patch: pytest.MonkeyPatch) -> list[int]:
-    """Check that a prefetch evicts nothing that is pinned."""
-    decide, seen = moesim.engine.event.decide_prefetch, []
+def _watch_ahead(patch: pytest.MonkeyPatch, module, name: str) -> list[int]:
+    """Check that a prefetch, decided by a function of a module, evicts nothing that is pinned."""
+    decide, seen = getattr(module, name), []
 
     def watched(rules, slots, *rest):
         pinned = _pinned(slots)
@@ -229,20 +233,5 @@ def _watch_prefetch(patch: pytest.MonkeyPatch) -> list[int]:
         assert check_slots(slots) is None
         seen.append(1)
 
-    patch.setattr(moesim.engine.event, "decide_prefetch", watched)
-    return seen
-
-
-def _watch_hash_prefetch(patch: pytest.MonkeyPatch) -> list[int]:
-    """Check the same when a step begins."""
-    decide, seen = moesim.engine.simulation.decide_hash_prefetch, []
-
-    def watched(rules, slots, *rest):
-        pinned = _pinned(slots)
-        decide(rules, slots, *rest)
-        assert pinned <= _resident(slots)
-        assert check_slots(slots) is None
-        seen.append(1)
-
-    patch.setattr(moesim.engine.simulation, "decide_hash_prefetch", watched)
+    patch.setattr(module, name, watched)
     return seen
