@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -63,6 +64,20 @@ class Calibration:
     copy_ns: dict[int, float]
     best_copy_ns: dict[int, float]
     notes: tuple[str, ...] = ()
+
+    def circumstances(self) -> dict[str, Any]:
+        """Say on what, when and how it was measured, as plain JSON values."""
+        return {
+            "device": self.facts.name,
+            "clock": self.facts.clock,
+            "runtime": self.facts.runtime,
+            "measured_at": self.measured_at,
+            "model": self.model,
+            "dtype": self.dtype,
+            "plan": self.plan,
+            "host_memory": self.kind,
+            "notes": list(self.notes),
+        }
 
 
 def chosen_dtype(name: str, facts: Facts) -> tuple[str, bool]:

@@ -161,19 +161,10 @@ def write_calibration(calibration: Calibration, path: Path, like: DeviceSpec | N
     """
     values = device_values(calibration, like)
     validated(DeviceSpec, values, str(path))
-    facts = calibration.facts
     content = {
         "calibration_version": CALIBRATION_VERSION,
-        "device": facts.name,
-        "kind": facts.kind,
-        "clock": facts.clock,
-        "runtime": facts.runtime,
-        "measured_at": calibration.measured_at,
-        "model": calibration.model,
-        "dtype": calibration.dtype,
-        "plan": calibration.plan,
-        "host_memory": calibration.kind,
-        "notes": list(calibration.notes),
+        "kind": calibration.facts.kind,
+        **calibration.circumstances(),
         "measurements": spreads_json(calibration.spreads),
     }
     json_path = path.with_suffix(".json")

@@ -74,20 +74,7 @@ def calibrate(
 
 def _answer(calibration: Calibration, out: Path, json_path: Path) -> dict[str, Any]:
     """Name what was measured and where it was written."""
-    facts = calibration.facts
-    return {
-        "device_file": str(out),
-        "measurements_file": str(json_path),
-        "device": facts.name,
-        "clock": facts.clock,
-        "runtime": facts.runtime,
-        "measured_at": calibration.measured_at,
-        "model": calibration.model,
-        "dtype": calibration.dtype,
-        "plan": calibration.plan,
-        "host_memory": calibration.kind,
-        "notes": list(calibration.notes),
-    }
+    return {"device_file": str(out), "measurements_file": str(json_path), **calibration.circumstances()}
 
 
 def _view(answer: dict[str, Any], calibration: Calibration) -> Group:
